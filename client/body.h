@@ -9,8 +9,15 @@
 #define CAIRN_CLIENT_BODY_H
 
 #include <cairn.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
+#include "client/base.h"
+#include "proto/base/status.h"
 #include "proto/geometry/layout.h"
+#include "proto/wire/chunk.h"
+#include "proto/wire/messages.h"
 
 struct cairn_job_spec_data;
 struct job;
@@ -57,5 +64,58 @@ struct body *cairn_body_of_layout(const struct job *job, uint64_t layout);
 bool cairn_bodies_left_by(const struct job *job, uint32_t shard);
 /* The shard owns something in a body of the job, or takes part in its rounds. */
 bool cairn_bodies_need(const struct job *job, uint32_t shard);
+
+/* ==== pieces ==== */
+
+/* Copies of a card's memory on their way to shards that do not take it from where it lies: pieces of memory
+ * of cairn_alloc's kind, on the card or of the host (pinned for the card), used again and again. There are as
+ * many as chunks were under way at a time, or copied ahead of that (push.h). While a stream waits, what
+ * is new is of the host, and not pinned yet. Loop thread. */
+
+struct card;
+struct pieces_area;
+struct session;
+
+struct staged {
+    struct pieces_area *area; /* borrowed */
+    uint8_t *at;              /* NULL: none */
+    bool on_card;
+};
+
+/* Room for `bytes`. on_card: on the card, if that has room; else of the host. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_pieces_take(struct session *s, struct card *card, bool on_card, size_t bytes,
+                               struct staged *out) CAIRN_MUST_CHECK;
+void cairn_pieces_give(struct staged *staged);
+/* Nothing of them is read any more; their memory goes with the session's. */
+void cairn_pieces_close(struct session *s);
+
+/* ==== tiles ==== */
+
+/* Tiles: what this worker holds of each tensor. A declaration is made by cairn_tiles, and holds from the
+ * coordinator's word that those of all ranks fit together. */
+
+/* Constant once made. */
+struct declared {
+    struct cairn_tiles tiles; /* without whole tensors: those are not listed */
+    uint64_t hash;
+    uint32_t world;
+    struct cairn_packed *packed; /* held: the same */
+};
+
+struct held_tiles {
+    /* lock */
+    struct declared *declared;  /* owned; what holds. NULL, or of world 0: whole tensors */
+    struct declared *declaring; /* of the cairn_tiles that waits for the other ranks; or NULL */
+    bool declaring_holds;       /* `declaring` became `declared` */
+    /* loop thread */
+    uint32_t request; /* of the declaration told again after an attach; 0: none is unanswered */
+};
+
+/* Under the lock: the job has tiles. */
+bool cairn_client_tiles_hold(const struct job *job);
+/* Any thread, not under the lock: what this worker holds of a tensor. */
+struct piece cairn_client_tiles_own(struct job *job, size_t tensor);
+Cairn__TilesDeclare cairn_client_tiles_message(const struct declared *declared);
+void cairn_client_tiles_free(struct declared *declared); /* NULL is fine */
 
 #endif

@@ -1,4 +1,20 @@
+/* Opening and closing a job: what the caller says becomes a spec, and the loop thread attaches. */
 #include "client/job.h"
+
+#include <math.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/base.h"
+#include "client/body.h"
+#include "client/device.h"
+#include "client/loop.h"
+#include "client/op.h"
+#include "client/push.h"
+#include "client/read.h"
+#include "client/session.h"
+#include "proto/spec/spec.h"
 
 void cairn_job_ref(struct job *job)
 {
@@ -22,4 +38,712 @@ void cairn_job_note_clip_norm(struct job *job, double clip_norm)
     pthread_mutex_lock(&job->session->lock);
     job->known.clip_norm = clip_norm;
     pthread_mutex_unlock(&job->session->lock);
+}
+
+/* ==== job ==== */
+
+#define CLOSE_MS 1000
+
+static void free_job(struct job *job)
+{
+    struct session *s = job->session;
+    cairn_parcels_release(&job->parcels);
+    cairn_packed_release(job->attachment.spec_packed);
+    cairn__error__free_unpacked(job->attachment.refused, NULL); // NULL is fine
+    cairn_client_tiles_free(job->tiles.declared);
+    cairn_filling_release(&job->filling);
+    free(job->puts.notes);
+    cairn_write_release(job);
+    cairn_assemble_release(job);
+    cairn_accumulate_release(job);
+    cairn_cache_release(job);
+    free(job->name);
+    cairn_spec_release(&job->spec);
+    free(job);
+    cairn_session_unref(s);
+}
+
+static void on_handle_free(void *object)
+{
+    cairn_job_unref(object);
+}
+
+/* ---- the spec ---- */
+
+static cairn_status fill_spec(struct job *job, const struct cairn_job_spec *from)
+{
+    cairn_status status = cairn_spec_set_name(&job->spec, job->name);
+    if (status != CAIRN_OK) return cairn_client_fail(status, "the job's name is not valid");
+    status = cairn_client_spec_fill(from, &job->spec, &job->attachment.open_flags);
+    if (status != CAIRN_OK) return status;
+    job->member.rank = from->rank;
+    status = cairn_client_spec_launch(from, &job->attachment.launch,
+                                      &job->attachment.start_wait_ms);
+    if (status != CAIRN_OK) return status;
+    job->attachment.spec_packed = cairn_packed_spec(&job->spec);
+    return job->attachment.spec_packed != NULL
+               ? CAIRN_OK
+               : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
+}
+
+/* ---- open ---- */
+
+/* Not 0, which a round has that no job began. */
+static uint32_t next_number(void)
+{
+    static atomic_uint_least32_t last;
+    const uint32_t number = atomic_fetch_add(&last, 1) + 1;
+    return number != 0 ? number : atomic_fetch_add(&last, 1) + 1;
+}
+
+static struct job *new_job(struct session *s, const char *name, cairn_role role)
+{
+    struct job *job = calloc(1, sizeof *job);
+    if (job == NULL) return NULL;
+    job->session = s;
+    job->on_last_unref = free_job;
+    job->member.role = role;
+    job->member.number = next_number();
+    job->refs = 1;
+    TAILQ_INIT(&job->landed.parcels);
+    cairn_spec_init(&job->spec);
+    randombytes_buf(&job->member.id, sizeof job->member.id);
+    randombytes_buf(&job->member.token, sizeof job->member.token);
+    if (job->member.id == 0) job->member.id = 1;
+    pthread_mutex_lock(&s->lock);
+    s->refs++;
+    pthread_mutex_unlock(&s->lock);
+    job->name = strdup(name);
+    if (job->name == NULL) {
+        free_job(job);
+        return NULL;
+    }
+    return job;
+}
+
+/* Hands the job to the loop thread, which attaches it. */
+static cairn_status begin_attach(struct job *job)
+{
+    struct command *command = calloc(1, sizeof *command);
+    if (command == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    command->run = cairn_attach_list_run;
+    command->job = job;
+    cairn_job_ref(job);
+    cairn_session_command(job->session, command);
+    return CAIRN_OK;
+}
+
+static struct cairn_sentence awaited_text(struct job *job)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const struct cairn_sentence put_off = job->attachment.put_off;
+    pthread_mutex_unlock(&job->session->lock);
+    return put_off.text[0] != '\0' ? put_off : cairn_ask_opening_awaits(job);
+}
+
+/* Sleeps until the job is attached, or fails, or the time is over. */
+static void sleep_for_attach(struct job *job, uint64_t deadline_ms)
+{
+    struct session *s = job->session;
+    struct patience patience = cairn_client_patience(job, deadline_ms);
+    for (;;) {
+        const uint64_t until_ms = cairn_client_says_at(&patience, deadline_ms);
+        pthread_mutex_lock(&s->lock);
+        bool waits = true;
+        while ((waits = !job->attachment.attached_once && job->failure.status == CAIRN_OK &&
+                        !s->ended) &&
+               cairn_session_sleep(s, until_ms)) {}
+        pthread_mutex_unlock(&s->lock);
+        if (!waits || cairn_client_now_ms() >= deadline_ms) return;
+        cairn_client_say_wait(&patience, awaited_text(job).text);
+    }
+}
+
+static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
+{
+    struct session *s = job->session;
+    sleep_for_attach(job, deadline_ms);
+    pthread_mutex_lock(&s->lock);
+    const bool ended = s->ended;
+    const bool attached = job->attachment.attached_once;
+    const cairn_status failed = job->failure.status;
+    const struct cairn_sentence why = job->failure.why;
+    pthread_mutex_unlock(&s->lock);
+    if (failed != CAIRN_OK) {
+        const cairn_status status = cairn_client_fail(failed, "%s", why.text);
+        const Cairn__Error *refused = job->attachment.refused;
+        for (size_t i = 0; refused != NULL && i < refused->n_differences; i++)
+            cairn_client_differ(refused->differences[i]);
+        return status;
+    }
+    if (ended) return cairn_client_fail(CAIRN_ERR_CLOSED, "the session was closed");
+    if (attached) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_TIMEOUT, "cairn_job_open timed out: %s%s",
+                             awaited_text(job).text,
+                             job->member.role == CAIRN_WORKER
+                                 ? "; where there was no such job it may be made all the same: "
+                                   "open it again to go on, which does no harm, or drop it "
+                                   "(`cairn job drop`)"
+                                 : "");
+}
+
+/* Ends what the loop thread has of the job; bounded, since a stopped fabric keeps loans. */
+static void leave(struct job *job)
+{
+    struct session *s = job->session;
+    const uint64_t deadline_ms = cairn_client_now_ms() + CLOSE_MS;
+    job->closing = true;
+    cairn_session_kick(s);
+    pthread_mutex_lock(&s->lock);
+    while (!job->closed && !s->ended && cairn_session_sleep(s, deadline_ms)) {}
+    pthread_mutex_unlock(&s->lock);
+}
+
+static cairn_status open_inside(struct job *job, const struct cairn_job_spec *spec, int timeout_ms)
+{
+    const uint64_t deadline_ms = cairn_client_now_ms() + (uint64_t)timeout_ms;
+    cairn_status status = spec != NULL ? fill_spec(job, spec) : CAIRN_OK;
+    if (status == CAIRN_OK) status = begin_attach(job);
+    if (status != CAIRN_OK) return status;
+    status = await_attach(job, deadline_ms);
+    if (status == CAIRN_OK && !cairn_filling_init(&job->filling, &job->spec))
+        status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (status == CAIRN_OK) {
+        cairn_job_ref(job); // before the handle can be closed by anyone
+        void *handle = cairn_handle_open(CAIRN_HANDLE_JOB, job, on_handle_free);
+        pthread_mutex_lock(&job->session->lock); // cairn_close looks for it
+        job->handle = handle;
+        pthread_mutex_unlock(&job->session->lock);
+        if (handle == NULL) {
+            cairn_job_unref(job);
+            status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "too many handles are open");
+        }
+    }
+    if (status != CAIRN_OK) leave(job);
+    return status;
+}
+
+/* A control connection speaks for one member of a job. */
+static bool is_open(struct session *s, const char *name)
+{
+    bool found = false;
+    pthread_mutex_lock(&s->lock);
+    for (const struct job *job = s->jobs; job != NULL && !found; job = job->next)
+        found = !job->closing && strcmp(job->name, name) == 0;
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
+cairn_status cairn_job_open(cairn *session, const char *name, const struct cairn_job_spec *spec,
+                            cairn_role role, int timeout_ms, cairn_job **out)
+{
+    cairn_status status = cairn_api_judge_call("out", out, timeout_ms);
+    if (status != CAIRN_OK) return status;
+    if (!cairn_job_name_ok(name))
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "the job's name is \"%.300s\"; allowed: 1 to 255 bytes of "
+                                 "[A-Za-z0-9._-], not beginning with '.' or '-'",
+                                 name != NULL ? name : "");
+    if (role != CAIRN_WORKER && role != CAIRN_READER)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "role is %d; CAIRN_WORKER (1) and CAIRN_READER (2) are allowed",
+                                 (int)role);
+    if ((role == CAIRN_READER) != (spec == NULL))
+        return cairn_client_fail(CAIRN_ERR_INVALID, "a worker gives a spec, a reader gives none");
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
+    if (s == NULL) return cairn_handle_fail(session, "session");
+    if (is_open(s, name)) {
+        cairn_handle_put(session);
+        return cairn_client_fail(CAIRN_ERR_EXISTS,
+                                 "job %s is open in this session; a second worker or reader of it "
+                                 "needs a session of its own",
+                                 name);
+    }
+    struct job *job = new_job(s, name, role);
+    status = job != NULL ? open_inside(job, spec, timeout_ms)
+                         : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (status == CAIRN_OK) *out = job->handle;
+    cairn_job_unref(job);
+    cairn_handle_put(session);
+    return status;
+}
+
+void cairn_job_close(cairn_job *handle)
+{
+    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
+    if (job == NULL) return;
+    if (cairn_handle_close(CAIRN_HANDLE_JOB, handle)) leave(job);
+    cairn_handle_put(handle);
+}
+
+cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
+{
+    struct job *job = cairn_handle_get(CAIRN_HANDLE_JOB, handle);
+    if (job == NULL) return cairn_handle_fail(handle, "job");
+    cairn_status status = CAIRN_OK;
+    struct cairn_stats stats;
+    if (!cairn_struct_fits(out, offsetof(struct cairn_stats, accumulated_bytes))) {
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "out must be given, its struct_size be %zu",
+                                   sizeof *out);
+    } else {
+        pthread_mutex_lock(&job->session->lock);
+        stats = job->stats;
+        pthread_mutex_unlock(&job->session->lock);
+        cairn_struct_give(out, &stats, sizeof stats);
+    }
+    cairn_handle_put(handle);
+    return status;
+}
+
+/* ==== bring ==== */
+
+/* Memory of a GPU that the client itself has to read: initial state, which it hashes; gradients that it adds
+ * up, or of which some lie apart. It comes to host memory first. */
+
+static cairn_status bring(struct card *card, const struct cairn_mem *mem, size_t bytes, void *copy)
+{
+    struct card_event *event;
+    struct cairn_sentence why;
+    cairn_status status = cairn_card_mark(card, mem->stream, &event);
+    if (status != CAIRN_OK) return status;
+    status = cairn_card_event_wait(event);
+    cairn_card_event_free(event);
+    if (status != CAIRN_OK) return status;
+    status = cairn_card_copy(card, copy, mem->ptr, bytes, CARD_TO_HOST, &why);
+    if (status == CAIRN_OK) return status;
+    return cairn_client_fail(status, "GPU %d: %s", cairn_card_number(card), why.text);
+}
+
+cairn_status cairn_api_bring(struct cairn_mem *mem, const struct piece *piece, void **copy_out)
+{
+    struct card *card;
+    *copy_out = NULL;
+    cairn_status status = cairn_api_card(mem, &card);
+    if (status != CAIRN_OK || card == NULL) return status;
+    const size_t bytes = cairn_strides_span(&piece->strides, cairn_box_elems(&piece->box),
+                                            cairn_dtype_bytes((int)mem->dtype));
+    void *copy = malloc(bytes > 0 ? bytes : 1);
+    if (copy == NULL)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
+                                 "no host memory for %zu bytes of GPU %d, which pass the host here",
+                                 bytes, cairn_card_number(card));
+    status = bring(card, mem, bytes, copy);
+    if (status != CAIRN_OK) {
+        free(copy);
+        return status;
+    }
+    mem->ptr = *copy_out = copy;
+    mem->device = 0;
+    mem->stream = NULL;
+    return CAIRN_OK;
+}
+
+/* ==== attachment ==== */
+
+void cairn_attachment_put_off(struct job *job, const char *why)
+{
+    pthread_mutex_lock(&job->session->lock);
+    cairn_sentence_set(&job->attachment.put_off, "%s", why);
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+void cairn_attachment_drop_pages(struct attachment *attachment)
+{
+    cairn_reading_free(attachment->reading);
+    attachment->reading = NULL;
+    cairn_paged_release(&attachment->spec_pages);
+    cairn_paged_release(&attachment->layout_pages);
+    cairn_message_free((ProtobufCMessage *)attachment->reply);
+    attachment->reply = NULL;
+}
+
+void cairn_attachment_drop_changed(struct attachment *attachment)
+{
+    cairn_paged_release(&attachment->changed_pages);
+    cairn_message_free((ProtobufCMessage *)attachment->changed);
+    attachment->changed = NULL;
+}
+
+void cairn_attachment_lost(struct job *job)
+{
+    cairn_attachment_drop_pages(&job->attachment);
+    cairn_attachment_drop_changed(&job->attachment);
+    cairn_attachment_put_off(job, "");
+    job->tiles.request = 0;
+    job->attachment.state = JOB_DETACHED;
+}
+
+/* ==== body ==== */
+
+/* A version may be read until so many are newer; or longer, by who knows of somebody's lease: bodies have as
+ * many extents in all. */
+#define KEPT_STEPS   2
+#define KEPT_EXTENTS ((size_t)1 << 17)
+
+static void free_body(struct body *body)
+{
+    for (uint32_t i = 0; i < body->layout->shard_count; i++) {
+        cairn_shard_map_release(&body->parts[i].map);
+        free(body->parts[i].published_at);
+    }
+    cairn_layout_close(body->layout);
+    free(body);
+}
+
+cairn_status cairn_body_open(const struct cairn_job_spec_data *spec, struct cairn_layout *layout,
+                             struct cairn_version since, struct body **out)
+{
+    struct body *body = calloc(1, sizeof *body + layout->shard_count * sizeof body->parts[0]);
+    cairn_status status = body != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    uint32_t count = 0;
+    for (; status == CAIRN_OK && count < layout->shard_count; count++)
+        status = cairn_shard_map_init(&body->parts[count].map, layout, count, spec->chunk_leaves);
+    if (status != CAIRN_OK) {
+        for (uint32_t i = 0; body != NULL && i < count; i++)
+            cairn_shard_map_release(&body->parts[i].map);
+        free(body);
+        return status;
+    }
+    body->layout = layout;
+    body->since = since;
+    body->refs = 1;
+    *out = body;
+    return CAIRN_OK;
+}
+
+struct body *cairn_body_get(struct body *body)
+{
+    body->refs++;
+    return body;
+}
+
+void cairn_body_put(struct body *body)
+{
+    if (body != NULL && --body->refs == 0) free_body(body);
+}
+
+/* ---- those of a job ---- */
+
+void cairn_bodies_add(struct job *job, struct body *body)
+{
+    pthread_mutex_lock(&job->session->lock);
+    body->older = job->bodies;
+    job->bodies = body;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+void cairn_bodies_serve_since(struct job *job, struct body *body, struct cairn_version since)
+{
+    pthread_mutex_lock(&job->session->lock);
+    body->since = since;
+    body->found = false;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+static struct body *take_out(struct body **link)
+{
+    struct body *body = *link;
+    *link = body->older;
+    body->older = NULL;
+    return body;
+}
+
+static bool are_too_much(const struct job *job)
+{
+    size_t extents = 0;
+    for (const struct body *body = job->bodies; body != NULL; body = body->older)
+        extents += body->layout->extent_count;
+    return extents > KEPT_EXTENTS;
+}
+
+/* Nothing that the body would serve is read any more, once `newer` serves what comes. Under the lock. */
+static bool is_outlived(const struct job *job, const struct body *body, const struct body *newer)
+{
+    const struct cairn_version newest = job->known.newest, since = newer->since;
+    if (cairn_version_compare(since, body->since) <= 0) return true; // it serves no version
+    if (!are_too_much(job)) return false;
+    if (job->leased.until_ms > cairn_client_now_ms() &&
+        cairn_version_compare(job->leased.oldest, since) < 0)
+        return false;
+    return newest.generation > since.generation ||
+           (newest.generation == since.generation && newest.step >= since.step &&
+            newest.step - since.step >= KEPT_STEPS);
+}
+
+/* The oldest; one that is in use stays. NULL: there is none. Under the lock. */
+static struct body **find_outlived(struct job *job)
+{
+    struct body **found = NULL;
+    for (struct body *newer = job->bodies; newer->older != NULL; newer = newer->older)
+        if (newer->older->refs == 1 && is_outlived(job, newer->older, newer)) found = &newer->older;
+    return found;
+}
+
+bool cairn_bodies_trim(struct job *job)
+{
+    bool any = false;
+    while (job->bodies != NULL && job->bodies->older != NULL) {
+        pthread_mutex_lock(&job->session->lock);
+        struct body **link = find_outlived(job);
+        struct body *body = link != NULL ? take_out(link) : NULL;
+        pthread_mutex_unlock(&job->session->lock);
+        if (body == NULL) break;
+        cairn_body_put(body);
+        any = true;
+    }
+    return any;
+}
+
+void cairn_bodies_release(struct job *job)
+{
+    while (job->bodies != NULL) {
+        pthread_mutex_lock(&job->session->lock);
+        struct body *body = take_out(&job->bodies);
+        pthread_mutex_unlock(&job->session->lock);
+        cairn_body_put(body);
+    }
+}
+
+struct body *cairn_body_of_version(const struct job *job, struct cairn_version version)
+{
+    struct body *body = job->bodies;
+    while (body->older != NULL && cairn_version_compare(body->since, version) > 0)
+        body = body->older;
+    return body;
+}
+
+struct body *cairn_body_of_layout(const struct job *job, uint64_t layout)
+{
+    struct body *body = job->bodies;
+    while (body != NULL && body->layout->version != layout) body = body->older;
+    return body;
+}
+
+bool cairn_bodies_left_by(const struct job *job, uint32_t shard)
+{
+    const struct body *newest = job->bodies;
+    return newest != NULL && shard < newest->layout->shard_count && newest->parts[shard].absent;
+}
+
+bool cairn_bodies_need(const struct job *job, uint32_t shard)
+{
+    const struct body *body = job->bodies;
+    if (body == NULL) return false;
+    if (shard < body->layout->shard_count && !body->parts[shard].absent) return true;
+    for (body = body->older; body != NULL; body = body->older)
+        if (shard < body->layout->shard_count && body->parts[shard].map.extent_count > 0)
+            return true;
+    return false;
+}
+
+/* ==== pieces ==== */
+
+#define PIECE_LEAST ((size_t)64 << 10)
+#define AREA_BYTES  ((size_t)16 << 20) /* taken at a time, or four pieces */
+#define PIECES_MAX  32                 /* of an area */
+
+#define CARDS_AGAIN_MS 60000
+
+struct pieces_area {
+    struct pieces_area *next;
+    struct card *card;
+    bool on_card;
+    bool may_pin, is_pinned; /* may_pin: nobody has tried */
+    uint8_t *base;           /* memory of the session */
+    size_t piece_bytes;
+    uint32_t count, taken; /* taken: bits */
+};
+
+static size_t piece_size(size_t bytes)
+{
+    size_t size = PIECE_LEAST;
+    while (size < bytes) size *= 2;
+    return size;
+}
+
+static uint32_t piece_count(size_t piece_bytes)
+{
+    if (piece_bytes >= AREA_BYTES / 4) return 4;
+    return AREA_BYTES / piece_bytes < PIECES_MAX ? (uint32_t)(AREA_BYTES / piece_bytes)
+                                                 : PIECES_MAX;
+}
+
+static bool has_free(const struct pieces_area *area)
+{
+    return area->taken != (uint32_t)((UINT64_C(1) << area->count) - 1);
+}
+
+static struct pieces_area *find(struct session *s, const struct card *card, bool on_card,
+                                size_t piece_bytes)
+{
+    struct pieces_area *area = s->pieces;
+    while (area != NULL && (area->card != card || area->on_card != on_card ||
+                            area->piece_bytes != piece_bytes || !has_free(area)))
+        area = area->next;
+    return area;
+}
+
+/* Frees an area on a card that no shard can be shown: pushing from there needs shards to map it,
+ * and it cannot replace host memory. The reason may be the driver, for good, or a lack of
+ * descriptors, for a while: so cards are tried again later, and the reason is told only once. */
+static void refuse_cards(struct session *s, const void *base)
+{
+    if (s->pieces_on_host_ms == 0)
+        cairn_session_say(s, "memory of the GPU cannot be shown to other processes (the driver "
+                             "exports none, or no descriptor is left): what is pushed from it "
+                             "passes the host, until it can be");
+    s->pieces_on_host_ms = cairn_client_now_ms() + CARDS_AGAIN_MS;
+    if (cairn_memory_free(s, base) != CAIRN_OK) return; // then it goes with the session
+}
+
+/* Between cairn_card_change_begin and _end, or of the host. */
+static struct pieces_area *open_area(struct session *s, struct card *card, bool on_card,
+                                     size_t piece_bytes)
+{
+    struct pieces_area *area = calloc(1, sizeof *area);
+    void *base;
+    if (area == NULL) return NULL;
+    *area = (struct pieces_area) { .card = card,
+                                   .on_card = on_card,
+                                   .may_pin = !on_card,
+                                   .piece_bytes = piece_bytes,
+                                   .count = piece_count(piece_bytes) };
+    const size_t bytes = area->count * piece_bytes;
+    if (cairn_memory_take(s, bytes, on_card ? card : NULL, &base) != CAIRN_OK) {
+        free(area);
+        return NULL;
+    }
+    cairn_memory_show(s); // so that it goes by reference from the first piece on
+    if (on_card && !cairn_memory_is_shown(s, base)) {
+        refuse_cards(s, base);
+        free(area);
+        return NULL;
+    }
+    area->base = base;
+    area->next = s->pieces;
+    s->pieces = area;
+    return area;
+}
+
+static struct pieces_area *open_on_card(struct session *s, struct card *card, size_t piece_bytes)
+{
+    if (!cairn_card_change_begin()) return NULL;
+    struct pieces_area *area = open_area(s, card, true, piece_bytes);
+    cairn_card_change_end();
+    return area;
+}
+
+/* As soon as that keeps no stream waiting and no copy is under way: copies are slower until then. */
+static void pin(struct pieces_area *area)
+{
+    if (!area->may_pin || area->taken != 0 || !cairn_card_change_begin()) return;
+    area->may_pin = false;
+    area->is_pinned = cairn_card_pin(area->card, area->base, area->count * area->piece_bytes);
+    cairn_card_change_end();
+}
+
+cairn_status cairn_pieces_take(struct session *s, struct card *card, bool on_card, size_t bytes,
+                               struct staged *out)
+{
+    const size_t piece_bytes = piece_size(bytes);
+    if (cairn_client_now_ms() < s->pieces_on_host_ms) on_card = false;
+    struct pieces_area *area = find(s, card, on_card, piece_bytes);
+    if (area == NULL)
+        area = on_card ? open_on_card(s, card, piece_bytes)
+                       : open_area(s, card, false, piece_bytes);
+    if (area == NULL && on_card) return cairn_pieces_take(s, card, false, bytes, out);
+    if (area == NULL) return CAIRN_ERR_NO_MEMORY;
+    pin(area);
+    uint32_t piece = 0;
+    while ((area->taken >> piece & 1) != 0) piece++;
+    area->taken |= UINT32_C(1) << piece;
+    *out = (struct staged) { area, area->base + piece * piece_bytes, area->on_card };
+    return CAIRN_OK;
+}
+
+void cairn_pieces_give(struct staged *staged)
+{
+    struct pieces_area *area = staged->area;
+    const size_t piece = (size_t)(staged->at - area->base) / area->piece_bytes;
+    area->taken &= ~(UINT32_C(1) << piece);
+    *staged = (struct staged) { 0 };
+}
+
+void cairn_pieces_close(struct session *s)
+{
+    while (s->pieces != NULL) {
+        struct pieces_area *area = s->pieces;
+        s->pieces = area->next;
+        if (area->is_pinned) cairn_card_unpin(area->card, area->base);
+        free(area);
+    }
+}
+
+/* ==== tiles ==== */
+
+void cairn_client_tiles_free(struct declared *declared)
+{
+    if (declared == NULL) return;
+    cairn_tiles_release(&declared->tiles);
+    cairn_packed_release(declared->packed);
+    free(declared);
+}
+
+bool cairn_client_tiles_hold(const struct job *job)
+{
+    return job->tiles.declared != NULL && job->tiles.declared->world > 0;
+}
+
+struct piece cairn_client_tiles_own(struct job *job, size_t tensor)
+{
+    const struct cairn_shape *shape = &job->spec.tensors[tensor].shape;
+    struct piece piece = { .box = cairn_box_of_shape(shape),
+                           .whole = true,
+                           .tile = CAIRN_TILE_WHOLE,
+                           .table_hash = CAIRN_TABLE_HASH_WHOLE };
+    pthread_mutex_lock(&job->session->lock);
+    if (job->tiles.declared != NULL) {
+        const struct cairn_box *box = cairn_tiles_find(&job->tiles.declared->tiles,
+                                                       (uint32_t)tensor);
+        piece.table_hash = job->tiles.declared->hash;
+        if (box != NULL) {
+            piece.box = *box;
+            piece.whole = false;
+            piece.tile = CAIRN_TILE_OWN;
+        }
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    return piece;
+}
+
+Cairn__TilesDeclare cairn_client_tiles_message(const struct declared *declared)
+{
+    Cairn__TilesDeclare message = CAIRN__TILES_DECLARE__INIT;
+    message.world = declared->world;
+    message.tiles_bytes = declared->packed->size;
+    return message;
+}
+
+/* ==== filling ==== */
+
+bool cairn_filling_init(struct filling *filling, const struct cairn_job_spec_data *spec)
+{
+    filling->tensors = calloc(spec->tensor_count + 1, sizeof *filling->tensors);
+    filling->frozen_tensors = calloc(spec->tensor_count + 1, sizeof *filling->frozen_tensors);
+    filling->frozen_groups = calloc(spec->group_count + 1, sizeof *filling->frozen_groups);
+    filling->rates = calloc(spec->group_count + 1, sizeof *filling->rates);
+    if (filling->tensors == NULL || filling->frozen_tensors == NULL ||
+        filling->frozen_groups == NULL || filling->rates == NULL)
+        return false;
+    filling->had_last = true; // before its first round it brings what it begins with
+    for (size_t g = 0; g < spec->group_count; g++) filling->rates[g] = (double)NAN;
+    return true;
+}
+
+void cairn_filling_release(struct filling *filling)
+{
+    free(filling->tensors);
+    free(filling->frozen_tensors);
+    free(filling->frozen_groups);
+    free(filling->rates);
 }

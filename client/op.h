@@ -4,11 +4,11 @@
 #define CAIRN_CLIENT_OP_H
 
 #include <cairn.h>
-
 #include <stdatomic.h>
 
-#include "client/base/piece.h"
-#include "proto/base/sentence.h"
+#include "client/base.h"
+#include "proto/base/text.h"
+#include "proto/wire/messages.h"
 
 struct card;
 struct card_event;
@@ -52,17 +52,17 @@ struct op {
     bool may_be_canceled;
     atomic_bool is_canceled;
     struct op *next_spare;    /* lock: of the session, when it is over */
-    struct op *next_awaiting; /* lock: the next that awaits the same block (read/cache.h) */
+    struct op *next_awaiting; /* lock: the next that awaits the same block (read.h) */
     /* loop thread */
     uint32_t holds;  /* parcels that are not done, and one more while it is cut */
-    uint32_t landed; /* those of them that have come, and are copied to a card (push/stage.h) */
+    uint32_t landed; /* those of them that have come, and are copied to a card (push.h) */
     /* lock */
     bool done;
     cairn_status status;
     char *why;  /* owned; NULL: the status says it all */
     void *user; /* the caller's own */
     uint32_t refs;
-    /* lock of the session's streams (streams.h) */
+    /* lock of the session's streams (session.h) */
     bool is_late;            /* a stream that waited for it was let go before it was done */
     struct card_word *words; /* owned: streams wait for them; until then */
     uint64_t words_until_ms;
@@ -155,5 +155,74 @@ void cairn_op_chain_drop(struct command_chain *chain);
 
 /* The caller does not want it any more, or the list that it is of. */
 bool cairn_op_is_canceled(const struct op *op);
+
+/* ==== wait ==== */
+
+/* Waiting: no call is silent about it for long, and none of a round fails for a worker that lives, and said
+ * that it is at work on something else. */
+
+/* This worker is at work on something else (cairn_pause). */
+struct pause {
+    uint64_t ends_ms; /* 0: it is not */
+    uint32_t
+        request; /* loop thread: of the Pause that was repeated to a new coordinator; 0: of none */
+    char what[64];
+};
+
+/* Which shards have not answered: a caller's thread asks, the loop thread tells. */
+struct awaited {
+    bool asked, told;
+    struct cairn_sentence text;
+};
+
+/* The patience of one call that waits. */
+struct patience {
+    struct job *job;
+    uint64_t span_ms; /* that its caller gave it */
+    uint64_t say_ms;  /* the next line for people */
+    bool said;        /* a line was told */
+    bool paused;      /* so it was when it was asked last */
+};
+struct patience cairn_client_patience(struct job *job, uint64_t deadline_ms);
+/* Until when the call sleeps: its deadline, or before it a moment to say for whom it waits. */
+uint64_t cairn_client_says_at(const struct patience *p, uint64_t deadline_ms);
+/* Not under the lock. It waits on: `text` is what its error would say. */
+void cairn_client_say_wait(struct patience *p, const char *text);
+/* The call's time is over, and that is for whom it waits (NULL: nobody says). True: it waits on, until
+ * *deadline_ms, and asks again then. */
+bool cairn_client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
+                           uint64_t *deadline_ms);
+/* The beginning of the error of a call of the job that timed out: names the link that is silent and
+ * ends in "; ", or is empty if no link is. Not under the lock. */
+void cairn_client_silence(struct job *job, struct cairn_sentence *out);
+
+/* ==== ask ==== */
+
+/* Asks: control requests of the caller's threads. The loop thread sends them and brings the replies
+ * (client/loop.c). */
+
+/* In its thread's stack; under the lock. */
+struct ask {
+    struct ask *next;
+    struct job *job;
+    uint16_t type;             /* enum cairn_message */
+    ProtobufCMessage *message; /* the thread's; the job's number in it is set when it is sent */
+    uint32_t request;          /* 0: not sent on this connection */
+    bool done;
+    cairn_status status;
+    struct cairn_sentence why;
+    uint16_t reply_type;
+    ProtobufCMessage *reply; /* the thread frees it with cairn_message_free */
+};
+
+/* Sends the request, waits for its reply of `reply_type` (*reply_out, freed by the caller; NULL: nobody wants
+ * it) or its failure. Sets this thread's sentence. */
+cairn_status cairn_ask(struct job *job, uint16_t type, ProtobufCMessage *message,
+                       uint16_t reply_type, uint64_t deadline_ms,
+                       ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
+/* For whom cairn_job_open waits, as its error says it. */
+struct cairn_sentence cairn_ask_opening_awaits(struct job *job);
+/* For whom a request of `type` waits; NULL: the coordinator does not say. Freed by the caller. */
+Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type);
 
 #endif

@@ -2,15 +2,16 @@
  *
  * A session has one thread of its own that runs a libuv loop: the control connection to the
  * coordinator, the fabric, timers. The Attached message of a large job is read by a thread that
- * lives only for that (reading.h). The caller's threads never touch any of these. The two sides
+ * lives only for that (read.h). The caller's threads never touch any of these. The two sides
  * meet at one lock:
  *
- *   asks      (ask.h) control requests of the caller's threads. A thread adds one and sleeps; the loop thread
+ *   asks      (op.h) control requests of the caller's threads. A thread adds one and sleeps; the
+ * loop thread
  *             sends it when the connection stands and its job is attached, sends it again after a reconnect,
  *             and wakes the thread with the reply. A thread whose deadline passes takes its ask back.
  *   commands  (op.h) put, push, micro-batch end, commit, fetch: done by the loop thread in the order given.
  *   ops       (op.h) what put, push and fetch have under way; a thread waits for `done`, or a stream of a GPU
- *             (streams.h).
+ *             (session.h).
  *
  * So everything marked "loop thread" needs no lock, and everything marked "lock" is short. A lost
  * coordinator or shard changes nothing above: the loop thread reconnects, attaches again under the
@@ -32,26 +33,111 @@
 #define CAIRN_CLIENT_SESSION_H
 
 #include <cairn.h>
-
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
-#include "client/base/clock.h"
-#include "client/base/env.h"
-#include "client/base/error.h"
-#include "client/loop/control.h"
-#include "client/loop/datapath.h"
-#include "client/loop/detach.h"
-#include "client/loop/loop.h"
-#include "client/memory.h"
-#include "client/streams.h"
-#include "proto/loop/address.h"
+#include "client/base.h"
+#include "client/env.h"
+#include "client/loop.h"
+#include "proto/base/status.h"
+#include "proto/loop/stream.h"
+
+/* ==== memory ==== */
+
+/* Memory that cairn_alloc gave: who has it on loan, and its end. Any thread; not under the lock. */
+
+struct card;
+struct gone;
+struct region;
+struct session;
+
+/* Under the lock. */
+struct session_memory {
+    struct region *regions; /* owned: [count] of capacity, by address */
+    size_t count, capacity;
+    bool changed;      /* since the fabric was told of them */
+    struct gone *gone; /* owned: freed, and still known to the fabric, or mapped on a card */
+    bool closed;
+};
+
+/* A new region, of host memory or of a card's. */
+cairn_status cairn_memory_take(struct session *s, size_t bytes, struct card *card,
+                               void **out) CAIRN_MUST_CHECK;
+/* CAIRN_ERR_INVALID: ptr is none; CAIRN_ERR_BUSY: it is on loan. */
+cairn_status cairn_memory_free(struct session *s, const void *ptr) CAIRN_MUST_CHECK;
+
+/* Memory of a card that nobody is shown or lends; NULL: none is to be had. Not for the loop thread. */
+struct gone *cairn_memory_apart(struct card *card, size_t bytes);
+void *cairn_memory_apart_at(const struct gone *apart);
+/* Under the lock: it is given back, at a turn of the loop thread when no stream waits. */
+void cairn_memory_leave(struct session *s, struct gone *apart);
+/* Waits until regions that were left before are given back, for at most a second. Not under the
+ * lock; on a caller's thread. False if no region was left. */
+bool cairn_memory_await_left(struct session *s);
+
+/* If the `bytes` at ptr are in a region, it is on loan until cairn_memory_return(*lent_out); if they are
+ * not, *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end, or the region is not of
+ * that card (NULL: the host). */
+cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
+                               const struct card *card, const void **lent_out) CAIRN_MUST_CHECK;
+void cairn_memory_return(struct session *s, const void *lent); /* NULL is fine */
+/* Loop thread: the fabric knows the region, so that what lies there goes by reference. */
+bool cairn_memory_is_shown(struct session *s, const void *base);
+
+/* Under the lock: bytes of all regions of host memory. */
+size_t cairn_memory_bytes(const struct session *s);
+/* Loop thread: tells the fabric of new regions, so that what is pushed from them is read where it lies,
+ * and of those that are freed. */
+void cairn_memory_show(struct session *s);
+/* The session is closed: regions go, those on loan with their last loan. */
+void cairn_memory_close(struct session *s);
+/* With the session. */
+void cairn_memory_release(struct session *s);
+
+/* ==== streams ==== */
+
+/* Streams of cards that wait for operations, and the thread that lets them go when they have waited too
+ * long: a stream that hangs takes the card with it, and the loop thread may be held up by it as well, in a
+ * call of the driver. So that thread asks the driver for nothing, and takes no lock that is held while
+ * somebody does. */
+
+struct card_word;
+struct op;
+
+/* A stream waits for an operation for at most so long. */
+#define CAIRN_STREAMS_WAIT_MS 60000
+
+struct stream_waits {
+    pthread_mutex_t lock; /* behind the session's; guards what follows, and what op.h says */
+    pthread_cond_t changed;
+    struct op *first;  /* operations that streams wait for */
+    uint64_t close_ms; /* the session ends: no stream waits longer; 0: it does not */
+    bool is_running, is_over;
+    pthread_t thread; /* from the first wait on */
+};
+
+void cairn_streams_init(struct session *s);
+/* Makes `stream` wait: work that is queued on it from here on runs only after the operation is
+ * over. Caller's thread. */
+cairn_status cairn_streams_await(struct op *op, struct card *card, void *stream) CAIRN_MUST_CHECK;
+/* The operation is over, under the session's lock: the words that streams wait for, to be set without it. */
+struct card_word *cairn_streams_take(struct op *op, bool *is_late_out);
+void cairn_streams_let_go(struct card_word *words);
+/* The session begins to end: from `close_ms` on no stream waits. */
+void cairn_streams_close_at(struct session *s, uint64_t close_ms);
+/* It has ended. */
+void cairn_streams_end(struct session *s);
+void cairn_streams_release(struct session *s);
+
+/* ==== session ==== */
 
 struct ask;
 struct card_imports;
 struct command;
 struct job;
-struct op;
 struct published;
 
 struct session {
@@ -87,7 +173,7 @@ struct session {
         struct command *first, *last;
     } commands;
     struct job *jobs;            /* changed by the loop thread only */
-    struct published *published; /* copies of shards of this host (read/mapped.h), likewise */
+    struct published *published; /* copies of shards of this host (read.h), likewise */
     /* whoever waits for operations is woken once for all that end in 100 us of one turn of the loop */
     struct {
         bool is_due, tells; /* at the turn's end; by the event descriptor, too */
@@ -102,7 +188,7 @@ struct session {
     /* loop thread */
     struct control control;
     struct datapath path;
-    struct pieces_area *pieces;   /* owned: pieces.h */
+    struct pieces_area *pieces;   /* owned: body.h */
     uint64_t pieces_on_host_ms;   /* until then none are on a card, whose memory cannot be shown */
     struct card_imports *imports; /* owned: of cairn_opts.device; NULL: of none */
 };

@@ -25,10 +25,9 @@
 #define CAIRN_GPU_HOME_H
 
 #include "gpu/gpu.h"
-#include "proto/base/numa.h"
-#include "proto/base/pages.h"
-#include "proto/base/sentence.h"
-#include "proto/spec/initializer.h"
+#include "proto/base/machine.h"
+#include "proto/base/text.h"
+#include "proto/spec/optimizer.h"
 
 struct cairn_home;
 struct cairn_home_stream;
@@ -50,7 +49,7 @@ struct cairn_home_info {
     uint64_t
         taken_bytes;  /* of the device when it was opened: by the context, its kernels, others */
     uint8_t uuid[16]; /* of the device, or of the slice of one; all 0 for `host` */
-    int numa_node; /* that the device is next to (proto/base/numa.h); CAIRN_NUMA_NONE: not known */
+    int numa_node; /* that the device is next to (proto/base/machine.h); CAIRN_NUMA_NONE: not known */
     bool exports;  /* it has memory that other processes may map */
     bool is_reached;  /* network cards may read and write that by themselves (GPUDirect RDMA) */
     bool has_dma_buf; /* its driver gives it to theirs as a dma-buf */

@@ -1,6 +1,6 @@
 /* The CLI: what its subcommands share. One command, one connection, one thread, blocking. */
-#ifndef CAIRN_CTL_CTL_H
-#define CAIRN_CTL_CTL_H
+#ifndef CAIRN_CLIENT_CTL_CTL_H
+#define CAIRN_CLIENT_CTL_CTL_H
 
 #include <jansson.h>
 #include <limits.h>
@@ -8,7 +8,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "proto/base/sentence.h"
+#include "proto/base/text.h"
+#include "proto/spec/spec.h"
 #include "proto/wire/messages.h"
 
 /* Version of the JSON that `-o json` prints; grows when a field changes its meaning or goes. */
@@ -203,7 +204,7 @@ cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const Protobuf
                                   uint16_t reply_type, ProtobufCMessage **reply_out,
                                   struct cairn_paged *pages) CAIRN_MUST_CHECK;
 
-/* ---- job/amend.c ---- */
+/* ---- job.c ---- */
 /* An amendment, with a key of its own. *revision_out: that the job has then. As cairn_ctl_call. */
 cairn_status cairn_ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend,
                              uint64_t *revision_out) CAIRN_MUST_CHECK;
@@ -211,7 +212,7 @@ cairn_status cairn_ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend,
 /* Says what went wrong on stderr, with the stable code, and returns the exit status. */
 int cairn_ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* ---- options/options.c ---- */
+/* ---- options.c ---- */
 /* Reads options up to the next word of the line, or with `all` everywhere in it; ctl->argv then begins
  * with what is no option. -1: go on; else the exit status. */
 int cairn_ctl_options_read(struct ctl *ctl, bool all);
@@ -223,19 +224,19 @@ void cairn_ctl_options_print(FILE *out, uint64_t takes);
 int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- options/values.c ---- */
+/* ---- options.c ---- */
 /* 1 to max, with K, M, G or T for thousands of it. -1: go on; else the exit status. */
 int cairn_ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out);
 
-/* ---- since.c ---- */
+/* ---- cluster.c ---- */
 /* Reads "2h" (ms, s, m, h, d before now) or RFC 3339, "2026-11-24T14:00:00Z". */
 bool cairn_ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out);
 
-/* ---- confirm.c ---- */
+/* ---- output.c ---- */
 /* May `what` go, which is called `name`? -1: go on; else the exit status. */
 int cairn_ctl_confirm(const struct ctl *ctl, const char *what, const char *name);
 
-/* ---- absolute.c ---- */
+/* ---- output.c ---- */
 /* Makes the path that was given as `what` absolute. -1: go on; else the exit status. */
 int cairn_ctl_absolute(const char *what, const char *path, char out[static PATH_MAX]);
 
@@ -259,7 +260,7 @@ const char *cairn_ctl_hex(ProtobufCBinaryData bytes);
 /* "12.3 MiB". Static memory, valid until the fourth call after it. */
 const char *cairn_ctl_bytes(uint64_t bytes);
 
-/* ---- snapshot/snapshot.c ---- */
+/* ---- snapshot.c ---- */
 #define CTL_SNAPSHOT_TIMEOUT_MS 600000                                  /* if none is given */
 json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *snapshot); /* a new object */
 void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
@@ -268,38 +269,38 @@ void cairn_ctl_damaged_line(uint64_t nonfinite, const char *tensors);
 /* On stderr: a snapshot with such elements "is passed over", say. */
 void cairn_ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
 
-/* ---- snapshot/rules.c: when they are taken, and which of them stay ---- */
+/* ---- snapshot.c: when they are taken, and which of them stay ---- */
 void cairn_ctl_rules_print(const Cairn__JobSpec *spec);
 
-/* ---- job_bytes.c: what the shards counted of a job ---- */
+/* ---- job.c: what the shards counted of a job ---- */
 /* A new object; with how the bytes came by, of all and of each worker. */
 json_t *cairn_ctl_job_bytes_json(const Cairn__JobStatus *job);
 void cairn_ctl_job_bytes_print(const Cairn__JobStatus *job);
 
-/* ---- job_memory.c: what it takes of its shards; an entry a shard ---- */
+/* ---- job.c: what it takes of its shards; an entry a shard ---- */
 uint64_t cairn_ctl_job_memory_sum(const Cairn__MemoryTold *memory); /* of all kinds */
 json_t *cairn_ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count);
 void cairn_ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards,
                                 size_t count);
 
-/* ---- interrupt.c ---- */
+/* ---- output.c ---- */
 /* From now on SIGINT and SIGTERM end the command (130), at once, with this line on stderr. */
 void cairn_ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* ---- reshard_print.c ---- */
+/* ---- reshard.c ---- */
 json_t *cairn_ctl_reshard_json(const Cairn__ReshardTold *told); /* a new object */
 /* In full: what is to move from where to where, and what is expected. */
 void cairn_ctl_reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job);
 /* How far they are, a line each. */
 void cairn_ctl_reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told);
 
-/* ---- reshard_wait.c ---- */
+/* ---- reshard.c ---- */
 /* Asks until none of them moves, and shows how far they are on stderr; *told_out is how they ended, the
  * caller's to free. -1: go on; else the exit status. */
 int cairn_ctl_reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask,
                            ProtobufCMessage **told_out);
 
-/* ---- watch.c ---- */
+/* ---- output.c ---- */
 /* Runs it every ctl->every_s seconds until SIGINT or SIGTERM, over what it printed before on a terminal,
  * an empty line between elsewhere; or until it fails, but for a coordinator that was there and cannot be
  * reached. */
@@ -309,7 +310,7 @@ int cairn_ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl));
 int cairn_ctl_cluster_events(struct ctl *ctl);
 int cairn_ctl_cluster_status(struct ctl *ctl);
 int cairn_ctl_job_check(struct ctl *ctl);
-/* ---- cluster/check.c ---- */
+/* ---- cluster.c ---- */
 /* Prints what is wrong with the cluster and all its jobs, a line each. The exit status says which
  * kind is the worst. */
 int cairn_ctl_cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status);
@@ -354,5 +355,44 @@ int cairn_ctl_snapshot_advise(struct ctl *ctl);
 int cairn_ctl_env(struct ctl *ctl);
 int cairn_ctl_capabilities(struct ctl *ctl);
 int cairn_ctl_local(struct ctl *ctl);
+
+/* ==== progress ==== */
+
+/* How far long work is, on stderr: a bar on a terminal, else a line every 10 seconds; nothing with -q. */
+
+/* Told by one thread at a time. */
+struct ctl_progress {
+    const char *what; /* "exported"; borrowed */
+    uint64_t total;   /* bytes */
+    uint64_t begun_ms, said_ms;
+    bool silent, on_terminal;
+    bool line_open; /* the bar is on the terminal */
+};
+
+void cairn_ctl_progress_begin(struct ctl_progress *progress, const struct ctl *ctl,
+                              const char *what, uint64_t total_bytes);
+/* So many bytes are done. Cheap: it looks at the clock, and says something ten times a second at most. */
+void cairn_ctl_progress_at(struct ctl_progress *progress, uint64_t done_bytes);
+/* Takes the bar away. */
+void cairn_ctl_progress_end(struct ctl_progress *progress);
+
+/* ==== job groups ==== */
+
+/* Prints the state of a job's reduce groups for `cairn job show`. */
+
+/* Adds the keys reduce_groups, reduce_group_count and reduce_groups_off, for a job whose spec wants
+ * groups. */
+void cairn_ctl_groups_json(const Cairn__JobStatus *j, json_t *object);
+/* "reduce groups: 2 (ranks 0-3 by shard s0; ranks 4-7 by shards s1, s2)", one line. */
+void cairn_ctl_groups_print(const Cairn__JobStatus *j);
+
+/* ==== plan spec ==== */
+
+/* The spec of a job out of what a user has: JSON with its tensors, the folder of a snapshot, or weights. */
+
+/* `path` is a folder with a manifest or with .safetensors, a .safetensors file, or JSON. `*out` is set on
+ * success only. */
+cairn_status cairn_ctl_plan_spec(const char *path, struct cairn_job_spec_data *out,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 #endif

@@ -2,9 +2,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/base/env.h"
 #include "client/ctl/bench/bench.h"
 #include "client/ctl/ctl.h"
+#include "client/env.h"
 
 struct subcommand {
     const char *noun, *verb; /* verb "": the noun alone */

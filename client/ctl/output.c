@@ -1,10 +1,18 @@
 /* Tables, lines and JSON. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
+#include "client/admin.h"
 #include "client/ctl/ctl.h"
+#include "client/env.h"
+#include "proto/spec/spec.h"
 
 struct ctl_table {
     const char *const *headers;
@@ -131,4 +139,317 @@ const char *cairn_ctl_bytes(uint64_t bytes)
     for (; value >= 1024 && unit < 5; unit++) value /= 1024;
     snprintf(text, sizeof texts[0], unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
     return text;
+}
+
+/* ==== progress ==== */
+
+enum { BAR = 24, BAR_EVERY_MS = 100, LINE_EVERY_MS = 10000 };
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+void cairn_ctl_progress_begin(struct ctl_progress *p, const struct ctl *ctl, const char *what,
+                              uint64_t total_bytes)
+{
+    const uint64_t now = now_ms();
+    *p = (struct ctl_progress) { .what = what,
+                                 .total = total_bytes,
+                                 .begun_ms = now,
+                                 .said_ms = now,
+                                 .silent = ctl->quiet,
+                                 .on_terminal = isatty(STDERR_FILENO) == 1 };
+}
+
+void cairn_ctl_progress_at(struct ctl_progress *p, uint64_t done)
+{
+    if (p->silent) return;
+    const uint64_t now = now_ms();
+    if (now - p->said_ms < (p->on_terminal ? BAR_EVERY_MS : LINE_EVERY_MS)) return;
+    p->said_ms = now;
+    if (done > p->total) done = p->total;
+    const double part = p->total > 0 ? (double)done / (double)p->total : 1;
+    const double seconds = (double)(now - p->begun_ms) / 1000;
+    const double rate = seconds > 0 ? (double)done / seconds : 0;
+    struct cairn_sentence left = { "" };
+    if (rate > 0) cairn_sentence_set(&left, ", %.0f s left", (double)(p->total - done) / rate);
+    if (p->on_terminal) {
+        char bar[BAR + 1];
+        for (int i = 0; i < BAR; i++) bar[i] = i < (int)(part * BAR) ? '#' : '.';
+        bar[BAR] = '\0';
+        fprintf(stderr, "\r[%s] ", bar);
+    } else {
+        fprintf(stderr, "cairn: ");
+    }
+    fprintf(stderr, "%3.0f %% %s: %s of %s, %s/s%s", part * 100, p->what, cairn_ctl_bytes(done),
+            cairn_ctl_bytes(p->total), cairn_ctl_bytes((uint64_t)rate), left.text);
+    fprintf(stderr, p->on_terminal ? "\033[K" : "\n");
+    fflush(stderr);
+    p->line_open = p->on_terminal;
+}
+
+void cairn_ctl_progress_end(struct ctl_progress *p)
+{
+    if (p->line_open) fprintf(stderr, "\r\033[K");
+    p->line_open = false;
+}
+
+/* ==== confirm ==== */
+
+/* Asks for confirmation before a step that cannot be undone: on a terminal by the name of the thing
+ * that goes, else by --yes. */
+
+int cairn_ctl_confirm(const struct ctl *ctl, const char *what, const char *name)
+{
+    char line[512];
+    if (ctl->yes) return -1;
+    if (!isatty(STDIN_FILENO))
+        return cairn_ctl_usage_fail(ctl, "%s cannot be brought back: without a terminal say --yes",
+                                    what);
+    fprintf(stderr, "%s cannot be brought back. To go on, type %s: ", what, name);
+    fflush(stderr);
+    if (fgets(line, sizeof line, stdin) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        if (strcmp(line, name) == 0) return -1;
+    }
+    return cairn_ctl_fail(CAIRN_ERR_CANCELED, "nothing was done");
+}
+
+/* ==== interrupt ==== */
+
+/* The sentence that a command says when a signal interrupts it. */
+
+static char farewell[512];
+
+static void on_signal_interrupt(int signal)
+{
+    (void)signal;
+    const ssize_t written = write(STDERR_FILENO, farewell, strlen(farewell));
+    (void)written;
+    _exit(130);
+}
+
+void cairn_ctl_on_interrupt(const char *fmt, ...)
+{
+    const struct sigaction action = { .sa_handler = on_signal_interrupt };
+    va_list arguments;
+    va_start(arguments, fmt);
+    vsnprintf(farewell, sizeof farewell, fmt, arguments);
+    va_end(arguments);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* ==== absolute ==== */
+
+/* Paths that the coordinator is to open, which works in another folder. */
+
+int cairn_ctl_absolute(const char *what, const char *path, char out[static PATH_MAX])
+{
+    char here[PATH_MAX] = "";
+    const bool relative = path[0] != '/';
+    if (relative && getcwd(here, sizeof here) == NULL)
+        return cairn_ctl_fail(CAIRN_ERR_IO, "the working folder: %s", strerror(errno));
+    const int n = snprintf(out, PATH_MAX, "%s%s%s", here, relative ? "/" : "", path);
+    if (n < PATH_MAX) return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "%s %.60s...: it is too long", what, path);
+}
+
+/* ==== connection ==== */
+
+/* The command's one request, by the connection that calls of the library have, too (client/admin.h). */
+
+int cairn_ctl_fail(cairn_status status, const char *fmt, ...)
+{
+    va_list arguments;
+    va_start(arguments, fmt);
+    fprintf(stderr, "cairn: ");
+    vfprintf(stderr, fmt, arguments);
+    fprintf(stderr, " [CAIRN-E%04d]\n", (int)status);
+    va_end(arguments);
+    return cairn_status_exit((int)status);
+}
+
+/* Says for whom a snapshot or digest waits, once: if they are not there, or it is late. */
+static void on_awaited(void *context, const Cairn__Awaited *awaited, bool is_late)
+{
+    struct ctl *ctl = context;
+    const bool worth = awaited->text[0] != '\0' && (awaited->away || is_late);
+    if (!worth || ctl->awaited_said) return;
+    fprintf(stderr, "cairn: %s: waits for %s\n", ctl->words, awaited->text);
+    ctl->awaited_said = true;
+}
+
+cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
+                                  uint16_t reply_type, ProtobufCMessage **reply_out,
+                                  struct cairn_paged *pages)
+{
+    char name[CAIRN_NAME_MAX];
+    struct cairn_sentence why;
+    snprintf(name, sizeof name, "cairn %s, pid %ld", ctl->words, (long)getpid());
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = 30000;
+    struct cairn_admin admin = {
+        .endpoint = ctl->endpoint,
+        .name = name,
+        .build = ctl->build,
+        .advice = ", is --endpoint or CAIRN_ENDPOINT right? (without them it is looked for in "
+                  "$XDG_RUNTIME_DIR/cairn and /run/cairn)",
+        .timeout_ms = ctl->timeout_ms,
+        .cut_of = ctl->cut_of,
+        .on_awaited = on_awaited,
+        .context = ctl,
+    };
+    const cairn_status status = cairn_admin_call(&admin, type, message, reply_type, reply_out,
+                                                 pages, &why);
+    const bool passes = status == CAIRN_ERR_UNREACHABLE || status == CAIRN_ERR_TIMEOUT;
+    if (status != CAIRN_OK && ctl->failed != NULL)
+        *ctl->failed = why;
+    else if (status != CAIRN_OK && !(passes && ctl->tries_again))
+        cairn_ctl_fail(status, "%s", why.text);
+    return status;
+}
+
+cairn_status cairn_ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
+                            uint16_t reply_type, ProtobufCMessage **reply_out)
+{
+    return cairn_ctl_call_paged(ctl, type, message, reply_type, reply_out, NULL);
+}
+
+/* ==== env ==== */
+
+/* cairn env */
+
+static const char *source_of(const struct cairn_env_report *report, enum cairn_env_key key)
+{
+    const char *source = report->values[key].source;
+    return source != NULL ? source : "default";
+}
+
+static bool is_number(enum cairn_env_key key)
+{
+    return key >= CAIRN_ENV_PROCESS && key != CAIRN_ENV_RUN_ID;
+}
+
+/* {"rank": {"value": 0, "from": "RANK"}, ...} */
+static int print_json_env(const struct cairn_env_report *report)
+{
+    json_t *object = json_pack("{s:s}", "launcher", report->launcher);
+    for (enum cairn_env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
+        const struct cairn_env_value *value = &report->values[key];
+        char name[32];
+        snprintf(name, sizeof name, "%s", cairn_env_key_name(key));
+        for (char *space; (space = strchr(name, ' ')) != NULL;) *space = '_';
+        json_t *text = is_number(key) ? json_integer((json_int_t)value->number)
+                                      : json_string(value->text);
+        if (text == NULL) // a device in bytes that are no UTF-8
+            text = json_string("?");
+        json_object_set_new(object, name,
+                            json_pack("{s:o, s:s}", "value", text, "from", source_of(report, key)));
+    }
+    return cairn_ctl_print_json(object);
+}
+
+static void print_table(const struct ctl *ctl, const struct cairn_env_report *report)
+{
+    static const char *const headers[] = { "WHAT", "VALUE", "FROM" };
+    struct ctl_table *table = cairn_ctl_table_open(headers, 3);
+    cairn_ctl_table_cell(table, "launcher");
+    cairn_ctl_table_cell(table, "%s", report->launcher);
+    cairn_ctl_table_cell(table, "%s", source_of(report, CAIRN_ENV_RANK));
+    for (enum cairn_env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
+        cairn_ctl_table_cell(table, "%s", cairn_env_key_name(key));
+        cairn_ctl_table_cell(table, "%s", report->values[key].text);
+        cairn_ctl_table_cell(table, "%s", source_of(report, key));
+    }
+    cairn_ctl_table_close(table, ctl);
+}
+
+int cairn_ctl_env(struct ctl *ctl)
+{
+    const struct cairn_env_input input = {
+        .get = cairn_env_get, .given[CAIRN_ENV_ENDPOINT] = { ctl->endpoint, "--endpoint" }
+    };
+    struct cairn_env_report report;
+    struct cairn_sentence why;
+    cairn_status status = cairn_env_find_cluster(&input, &report, &why);
+    if (status == CAIRN_OK) status = cairn_env_find_process(&input, &report, &why);
+    if (status != CAIRN_OK) return cairn_ctl_fail(status, "%s", why.text);
+    if (ctl->json) return print_json_env(&report);
+    print_table(ctl, &report);
+    return 0;
+}
+
+/* ==== watch ==== */
+
+/* --watch and `job top`: a command again and again, until it is interrupted. */
+
+#define HOME_AND_CLEAR "\033[H\033[J"
+
+/* At once, also in the middle of a call whose coordinator hangs. A picture that is not whole is not shown. */
+static void on_signal_watch(int signal)
+{
+    (void)signal;
+    _exit(130);
+}
+
+int cairn_ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl))
+{
+    static char buffer[1 << 16];
+    const bool is_terminal = isatty(STDOUT_FILENO) == 1;
+    const struct sigaction action = { .sa_handler = on_signal_watch };
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    setvbuf(stdout, buffer, _IOFBF, sizeof buffer); // a picture at once
+    for (bool first = true;; first = false) {
+        if (is_terminal)
+            printf(HOME_AND_CLEAR);
+        else if (!first)
+            printf("\n");
+        const int status = run(ctl);
+        if (fflush(stdout) != 0) return 1; // nobody reads it
+        // An unreachable coordinator may come back, as after a restart.
+        if (status != 0 && (first || status != cairn_status_exit(CAIRN_ERR_UNREACHABLE)))
+            return status;
+        poll(NULL, 0, (int)(ctl->every_s * 1000));
+    }
+}
+
+/* ==== capabilities ==== */
+
+/* cairn capabilities: what this version supports, from the table that judges specs. Asks nobody. */
+
+static int print_json_capabilities(const struct cairn_capability *rows, size_t count)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(list,
+                              json_pack("{s:s, s:i, s:s, s:b, s:s?}", "field",
+                                        cairn_capability_field_name(rows[i].field), "value",
+                                        rows[i].value, "name", rows[i].value_name, "supported",
+                                        (int)rows[i].supported, "instead", rows[i].instead));
+    return cairn_ctl_print_json(json_pack("{s:o}", "capabilities", list));
+}
+
+int cairn_ctl_capabilities(struct ctl *ctl)
+{
+    static const char *const headers[] = { "FIELD", "VALUE", "NAME", "SUPPORTED" };
+    size_t count;
+    const struct cairn_capability *rows = cairn_capability_table(&count);
+    if (ctl->json) return print_json_capabilities(rows, count);
+    struct ctl_table *table = cairn_ctl_table_open(headers, 4);
+    for (size_t i = 0; i < count; i++) {
+        cairn_ctl_table_cell(table, "%s", cairn_capability_field_name(rows[i].field));
+        cairn_ctl_table_cell(table, "%d", rows[i].value);
+        cairn_ctl_table_cell(table, "%s", rows[i].value_name);
+        if (rows[i].supported)
+            cairn_ctl_table_cell(table, "yes");
+        else
+            cairn_ctl_table_cell(table, "no: %s",
+                                 rows[i].instead != NULL ? rows[i].instead : "refused");
+    }
+    cairn_ctl_table_close(table, ctl);
+    return 0;
 }

@@ -1,10 +1,10 @@
 /* The home on a card: what the files of gpu/cuda share. Private to it.
  *
- *   home.c ──► device.c   which card; its name
- *     │   └──► memory.c   planes: handles of at most 64 MiB, side by side in one reservation
- *     │   └──► import.c   memory of the card that other processes own
- *     │   └──► pin.c      host memory that the card reads by itself
- *     └──► stream.c ──► run.c   works ─► lower.c: what fits a plan ─► slice.c: copies in, kernels, copies out
+ *   home.c ──► home.c   which card; its name
+ *     │   └──► home.c   planes: handles of at most 64 MiB, side by side in one reservation
+ *     │   └──► home.c   memory of the card that other processes own
+ *     │   └──► home.c      host memory that the card reads by itself
+ *     └──► run.c ──► run.c   works ─► plan.c: what fits a plan ─► run.c: copies in, kernels, copies out
  *
  * One reservation of addresses has all that a home gives: what lies in it lies in the home. The part of it
  * that imports get is their own: whoever shows much takes none of the planes' addresses.
@@ -19,6 +19,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 
 #include "gpu/cuda/driver.h"
 #include "gpu/home_kind.h"
@@ -88,13 +89,13 @@ CAIRN_MUST_CHECK cairn_status cairn_cuda_check(struct cairn_cuda *cuda, int resu
 int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
                     struct CUevent_st *event);
 
-/* ---- device.c ---- */
+/* ---- home.c ---- */
 
 /* The device and what is known of it: info, granularity, multiprocessors. As cairn_home_open_cuda. */
 CAIRN_MUST_CHECK cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *name,
                                               struct cairn_sentence *why);
 
-/* ---- spans.c: pure, but for memory; no lock ---- */
+/* ---- run.c: pure, but for memory; no lock ---- */
 
 /* CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it lies on others. */
 CAIRN_MUST_CHECK cairn_status cairn_cuda_spans_add(struct cairn_cuda_spans *spans,
@@ -112,18 +113,18 @@ bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, ui
 uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn_cuda_span within,
                               uint64_t bytes);
 
-/* ---- import.c ---- */
+/* ---- home.c ---- */
 
 /* The devices whose memory this one reads by itself. */
 void cairn_cuda_find_peers(struct cairn_cuda *cuda, int device_count);
 
-/* ---- memory.c: addresses of a part of the space; 0: there is no room ---- */
+/* ---- home.c: addresses of a part of the space; 0: there is no room ---- */
 
 uint64_t cairn_cuda_take_addresses(struct cairn_cuda *cuda, struct cairn_cuda_span part,
                                    uint64_t bytes);
 void cairn_cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at);
 
-/* ---- memory.c, import.c, pin.c, stream.c, run.c: of the kind (gpu/home_kind.h) ---- */
+/* ---- home.c, home.c, home.c, run.c, run.c: of the kind (gpu/home_kind.h) ---- */
 
 cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
                                     struct cairn_home_memory *memory_out,
@@ -148,5 +149,225 @@ void cairn_cuda_stream_close(struct cairn_home_stream *stream);
 cairn_status cairn_cuda_run_begin(struct cairn_home_stream *stream, struct cairn_work *works,
                                   size_t count, struct cairn_sentence *why);
 cairn_status cairn_cuda_run_finish(struct cairn_home_stream *stream, struct cairn_sentence *why);
+
+/* ==== plan ==== */
+
+/* A plan: what one slice of a run is to do, of at most `bytes` in and out. It is made on the host,
+ * without the driver, of works that are cut to fit (cairn_cuda_plan_add); run.c carries it out; then
+ * cairn_cuda_plan_end gives the host what was made.
+ *
+ * A side is memory of the host, pinned, and as much of the device, at the same offsets:
+ *   in    [0, used): sources that the host staged, lists of sources, items: one copy brings all of it
+ *         [top, end): of the device, where pinned host memory goes; of the host, what goes to a plane
+ *   out   [0, used): results, and what the host unpacks afterwards: one copy
+ *         [top, end): of the device, what goes to pinned host memory; of the host, what comes from a plane
+ * One thread at a time. */
+
+#ifndef CAIRN_CUDA_PLAN_BYTES_MAX /* a test has smaller ones, so that a list takes several */
+#define CAIRN_CUDA_PLAN_BYTES_MAX ((size_t)4 << 20)
+#endif
+#define CAIRN_CUDA_PLAN_PARTS \
+    ((size_t)512) /* items of a kernel, copies each way, and ends: at most */
+
+struct cairn_cuda_plan_side {
+    uint8_t *host;   /* borrowed: [plan.bytes] */
+    uint64_t device; /* the same */
+    size_t used, top;
+};
+
+struct cairn_cuda_plan_copy {
+    uint64_t device;
+    void *host;
+    size_t bytes;
+};
+
+/* A step for the host when the slice is over. */
+struct cairn_cuda_plan_end {
+    enum { CAIRN_END_COPY, CAIRN_END_COUNT, CAIRN_END_SUMS } kind;
+    void *to; /* COPY: bytes; COUNT: a uint64_t to add to; SUMS: struct cairn_sums */
+    const void *from,
+        *squares; /* in the host's memory of `out`; SUMS: the counts, and the squares */
+    size_t count; /* COPY: bytes; SUMS: leaves */
+};
+
+struct cairn_cuda_plan_items {
+    uint8_t *list; /* owned: [CAIRN_CUDA_PLAN_PARTS] of the kernel's item */
+    uint64_t count, pieces;
+};
+
+struct cairn_cuda_plan {
+    /* constant */
+    size_t bytes;                 /* of each side */
+    struct cairn_cuda_span space; /* what lies in it lies in the home */
+    bool (*is_pinned)(struct cairn_cuda *cuda, const void *host, uint64_t bytes);
+    struct cairn_cuda *cuda; /* for is_pinned */
+    /* what is to be done */
+    struct cairn_cuda_plan_side in, out;
+    struct cairn_cuda_plan_items kernels[CAIRN_KERNEL_COUNT];
+    size_t item_bytes; /* of all items: they go to the end of [0, in.used) */
+    struct cairn_cuda_plan_copy *copies_in, *copies_out; /* owned: [CAIRN_CUDA_PLAN_PARTS] */
+    size_t in_count, out_count;
+    struct cairn_cuda_plan_end *ends; /* owned: [CAIRN_CUDA_PLAN_PARTS] */
+    size_t end_count;
+    bool counts; /* [0, out.used) of the device is to be 0 before kernels run */
+};
+
+/* How far a work is in plans. */
+struct cairn_cuda_plan_cursor {
+    uint64_t done;  /* elements, leaves or bytes */
+    bool is_folded; /* of a fold with sums of more sources than fit: only the sums are left */
+};
+
+/* Constants, and the sides' host and device, are set. CAIRN_ERR_NO_MEMORY: release it. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_plan_init(struct cairn_cuda_plan *plan);
+void cairn_cuda_plan_release(struct cairn_cuda_plan *plan);
+/* Nothing is to be done. */
+void cairn_cuda_plan_clear(struct cairn_cuda_plan *plan);
+bool cairn_cuda_plan_is_empty(const struct cairn_cuda_plan *plan);
+
+/* plan.c: adds as much of the work as fits. True: all that was left. False: go on in an empty plan
+ * that runs
+ * after this one. */
+bool cairn_cuda_plan_add(struct cairn_cuda_plan *plan, struct cairn_work *work,
+                         struct cairn_cuda_plan_cursor *cursor);
+/* Puts the items into `in`; lists_out: what launches are given, pieces 0 where there is nothing to launch. */
+void cairn_cuda_plan_place(struct cairn_cuda_plan *plan,
+                           struct cairn_kernel_list lists_out[CAIRN_KERNEL_COUNT]);
+/* The slice is over: gives the host what was made. */
+void cairn_cuda_plan_end(const struct cairn_cuda_plan *plan);
+
+/* ---- plan.c, for plan.c: there is room, who calls has looked ---- */
+
+bool cairn_cuda_plan_has(const struct cairn_cuda_plan *plan,
+                         const void *address); /* the home does */
+size_t cairn_cuda_plan_in_room(const struct cairn_cuda_plan *plan);
+size_t cairn_cuda_plan_out_room(const struct cairn_cuda_plan *plan);
+/* Where the device finds the bytes: host memory is brought. */
+uint64_t cairn_cuda_plan_bring(struct cairn_cuda_plan *plan, const void *data, size_t bytes);
+/* Where the device writes what is to come to this address: host memory is filled afterwards. */
+uint64_t cairn_cuda_plan_give(struct cairn_cuda_plan *plan, void *to, size_t bytes);
+/* `bytes` of [0, used) of a side, at a multiple of 16: the offset. */
+size_t cairn_cuda_plan_take(struct cairn_cuda_plan_side *side, size_t bytes);
+size_t cairn_cuda_plan_take_top(struct cairn_cuda_plan_side *side, size_t bytes);
+/* item: its first_piece is set here. pieces: of it. */
+void cairn_cuda_plan_item(struct cairn_cuda_plan *plan, enum cairn_kernel_number kernel, void *item,
+                          uint64_t pieces);
+struct cairn_cuda_plan_end *cairn_cuda_plan_new_end(struct cairn_cuda_plan *plan);
+void cairn_cuda_plan_copy(struct cairn_cuda_plan_copy *copies, size_t *count, uint64_t device,
+                          void *host, size_t bytes);
+
+/* ==== lower ==== */
+
+/* How works are cut into what fits a plan: for plan.c, plan.c and plan.c. */
+
+/* More than an item takes, and the rounding of a buffer or two. */
+#define CAIRN_CUDA_PLAN_ITEM_ROOM ((size_t)256)
+
+struct cairn_cuda_plan_fold {
+    float *acc;
+    const struct cairn_source *sources;
+    size_t source_count;
+    bool first;
+    uint64_t elems;
+};
+
+/* Each adds some of what is left of a work, and returns how much: 0 if nothing fits any more. */
+uint64_t cairn_cuda_plan_add_fold(struct cairn_cuda_plan *plan,
+                                  const struct cairn_cuda_plan_fold *fold, uint64_t done);
+/* True: all is added. If one plan cannot hold all sources, the first plans fold, and later ones
+ * make the sums from the result. */
+bool cairn_cuda_plan_add_fold_sums(struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold,
+                                   struct cairn_cuda_plan_cursor *cursor);
+
+/* An item of the kernel, and what goes with it, can be added, if there is room. */
+bool cairn_cuda_plan_has_parts(const struct cairn_cuda_plan *plan, enum cairn_kernel_number kernel);
+/* Returns how many of `left` units fit into `room` at `each` bytes (0: all do). Returns 0 rather
+ * than a sliver at the end of a plan that holds something already. */
+uint64_t cairn_cuda_plan_fit(const struct cairn_cuda_plan *plan, uint64_t left, size_t room,
+                             size_t overhead, size_t each, uint64_t unit);
+
+static inline uint64_t cairn_cuda_plan_address(const void *at)
+{
+    return (uint64_t)(uintptr_t)at;
+}
+
+static inline struct cairn_kernel_geometry
+cairn_cuda_plan_geometry(const struct cairn_geometry *geometry)
+{
+    return (struct cairn_kernel_geometry) { geometry->elems, geometry->quantum_elems,
+                                            geometry->leaves_per_quantum };
+}
+
+/* ==== stream ==== */
+
+/* A stream of the home: three of the driver's, and slices that follow each other through them.
+ *
+ *   in        copies of slice 2 ─┐ loaded
+ *   compute   kernels of slice 1 ┴─────────┐ computed
+ *   out       copies of slice 0 ───────────┴─► done ─► the host unpacks, and fills it again
+ *
+ * An event orders each step behind the one before of the same slice; the host waits for `done` before it
+ * touches the slice's memory again. Kernels of a later slice run behind those of an earlier one. Small
+ * copies to and from the device go on `compute`, which saves two events. A list that is begun takes the
+ * slices behind those of the list that is under way; both lists may have some of the three. One thread
+ * at a time. */
+
+#define CAIRN_CUDA_SLICES 3
+#define CAIRN_CUDA_LISTS  2 /* begun, and not finished */
+
+struct cairn_cuda_slice {
+    struct cairn_cuda_plan plan;
+    struct CUevent_st *loaded, *computed, *done;
+    bool is_under_way; /* begun, and not yet finished */
+    uint64_t list;     /* whose it is, if so */
+};
+
+struct cairn_cuda_stream {
+    struct cairn_home_stream stream; /* first */
+    struct CUstream_st *in, *compute, *out;
+    struct cairn_home_memory staging; /* of the device: each slice's in, then each slice's out */
+    uint8_t *pinned;                  /* of the host: the same; NULL: not begun yet */
+    struct cairn_cuda_slice slices[CAIRN_CUDA_SLICES];
+    uint32_t next; /* the slice that is to be filled */
+    /* lists, numbered from 1 in their order */
+    uint64_t lists_begun, lists_finished;
+    uint64_t list_failed; /* before its finish, by which it is told; else 0 */
+    cairn_status failed_status;
+    struct cairn_sentence failed_why;
+};
+
+/* The bytes that a stream stages in, on the card and again in pinned host memory: in and out of
+ * each slice. A small card (a MIG slice) gets less: the six streams of a shard take half a percent,
+ * or 36 MiB. */
+uint64_t cairn_cuda_staging_bytes(uint64_t card_bytes);
+/* Every run calls this, too: the first call gives the stream its staging. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_stream_begin(struct cairn_home_stream *begun,
+                                                      struct cairn_sentence *why);
+
+/* ---- run.c ---- */
+
+/* Carries the plan out: returns at once. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *stream,
+                                                     struct cairn_cuda_slice *slice,
+                                                     struct cairn_sentence *why);
+/* Waits, if it is under way, and gives the host what it made; the plan is empty then. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
+                                                      struct cairn_cuda_slice *slice,
+                                                      struct cairn_sentence *why);
+/* Waits until all that is under way has ended, well or not, and empties the slices of the list: the
+ * host gets nothing of what they made. */
+void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream, uint64_t list);
+
+/* ==== image ==== */
+
+/* The image of kernels in this program: what cuLibraryLoadData takes. image.cmake makes it. Static memory. */
+
+struct cairn_image {
+    const void *bytes; /* NULL: this build has no kernels */
+    size_t size;
+    int toolkit; /* 13000: compiled by that of CUDA 13.0; 0: not known */
+};
+
+struct cairn_image cairn_image(void);
 
 #endif

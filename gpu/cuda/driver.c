@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/base/numa.h"
+#include "gpu/cuda/result.h"
+#include "proto/base/machine.h"
 
 #define NAME_OF_LIBRARY "CAIRN_CUDA_DRIVER"
 #define PCI_BYTES       32 /* "0000:3B:00.0", NUL, and room for a longer domain */
@@ -35,8 +36,8 @@ const char *cairn_driver_explain(const struct cairn_driver *driver, int result,
 }
 
 /* A function's address, as ISO C lets it be had: NULL if the library lacks it. */
-static void find(void *library, cairn_driver_find_fn get_proc, const char *name, const char *symbol,
-                 void *at_out)
+static void find_driver(void *library, cairn_driver_find_fn get_proc, const char *name,
+                        const char *symbol, void *at_out)
 {
     void *at = NULL;
     int state = 0;
@@ -58,8 +59,8 @@ static cairn_driver_find_fn find_get_proc(void *library)
 static cairn_status check_version(struct cairn_driver *driver, void *library,
                                   cairn_driver_find_fn get_proc, struct cairn_sentence *why)
 {
-    find(library, get_proc, "cuDriverGetVersion", "cuDriverGetVersion",
-         &driver->cuDriverGetVersion);
+    find_driver(library, get_proc, "cuDriverGetVersion", "cuDriverGetVersion",
+                &driver->cuDriverGetVersion);
     if (driver->cuDriverGetVersion == NULL ||
         driver->cuDriverGetVersion(&driver->version) != CAIRN_CU_OK)
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "the CUDA driver does not tell its version");
@@ -78,7 +79,7 @@ static cairn_status find_all(struct cairn_driver *driver, void *library, struct 
     const cairn_status status = check_version(driver, library, get_proc, why);
     if (status != CAIRN_OK) return status;
 #define CAIRN_CALL(name, suffix, parameters)                                                   \
-    find(library, get_proc, #name, #name #suffix, &driver->name);                              \
+    find_driver(library, get_proc, #name, #name #suffix, &driver->name);                       \
     if (driver->name == NULL)                                                                  \
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "the driver of CUDA %d.%d lacks " #name, \
                           driver->version / 1000, driver->version % 1000 / 10);
@@ -118,4 +119,38 @@ int cairn_driver_numa_node(const struct cairn_driver *driver, int device)
     char pci[PCI_BYTES];
     if (driver->cuDeviceGetPCIBusId(pci, sizeof pci, device) != CAIRN_CU_OK) return CAIRN_NUMA_NONE;
     return cairn_numa_of_pci(pci);
+}
+
+/* ==== result ==== */
+
+static const struct {
+    int result;
+    bool breaks;
+    const char *advice;
+} meanings[] = {
+#define CAIRN_MEANING(name, number, breaks, advice) { number, breaks, advice },
+    CAIRN_MEANINGS(CAIRN_MEANING)
+#undef CAIRN_MEANING
+};
+
+#define MEANINGS (sizeof meanings / sizeof meanings[0])
+
+static size_t find_result(int result)
+{
+    size_t i = 0;
+    while (i < MEANINGS && meanings[i].result != result) i++;
+    return i;
+}
+
+const char *cairn_driver_advice(int result)
+{
+    const size_t i = find_result(result);
+    return i < MEANINGS ? meanings[i].advice : CAIRN_ADVICE_SEE;
+}
+
+/* A result that is not in the table, perhaps of a newer driver, is taken for the worst. */
+bool cairn_driver_breaks(int result)
+{
+    const size_t i = find_result(result);
+    return i == MEANINGS || meanings[i].breaks;
 }

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/base/sentence.h"
+#include "proto/base/text.h"
 
 #define CAIRN_DRIVER_OLDEST 12000 /* as cuDriverGetVersion counts */
 
@@ -115,7 +115,7 @@ struct cairn_cu_uuid {
 
 /* call(name, suffix of the symbol, (parameters)): every call that is made to a driver, except
  * cuGetProcAddress_v2, through which these are found (each by its name, as of CUDA 12.0); without
- * it dlsym(name and suffix) finds them. result.c says what a result of these calls breaks. */
+ * it dlsym(name and suffix) finds them. driver.c says what a result of these calls breaks. */
 // clang-format off
 #define CAIRN_DRIVER_CALLS(call)                                                                            \
     call(cuInit, , (unsigned flags))                                                                        \
@@ -208,7 +208,7 @@ struct cairn_driver {
  * CAIRN_ERR_UNSUPPORTED: it is too old, or lacks a call; CAIRN_ERR_IO: it does not begin. */
 CAIRN_MUST_CHECK cairn_status cairn_driver_open(struct cairn_driver *driver_out,
                                                 struct cairn_sentence *why);
-/* The node of memory that the device is next to (proto/base/numa.h); CAIRN_NUMA_NONE: not known. */
+/* The node of memory that the device is next to (proto/base/machine.h); CAIRN_NUMA_NONE: not known. */
 int cairn_driver_numa_node(const struct cairn_driver *driver, int device);
 /* True if the environment names the library: one that stands in for a driver has the kernels itself. */
 int cairn_driver_stands_in(void);
@@ -220,7 +220,7 @@ const char *cairn_driver_error(const struct cairn_driver *driver, int result, ch
 const char *cairn_driver_explain(const struct cairn_driver *driver, int result,
                                  char text[CAIRN_DRIVER_TEXT_BYTES]);
 
-/* ---- result.c ---- */
+/* ---- driver.c ---- */
 
 /* Advice for the administrator of the machine about a result; "": there is none. Static. */
 const char *cairn_driver_advice(int result);

@@ -1,11 +1,15 @@
 /* The home on a card: opened in the order of struct cairn_cuda, closed in reverse. */
 #include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
 
 #include "gpu/cuda/cuda.h"
-#include "gpu/cuda/image.h"
 #include "gpu/cuda/mutant.h"
-#include "gpu/cuda/stream.h"
+#include "gpu/cuda/vmm.h"
 
 /* Addresses cost nothing: so many that what comes and goes leaves gaps that are large enough, and where a
  * process may not have so many, half of them. */
@@ -23,8 +27,8 @@ static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
 /* ---- failures ---- */
 
 /* "a launch of fold failed on CARD: CUDA_ERROR_...", what comes of it, and what to do. */
-static void describe(const struct cairn_cuda *cuda, int result, const char *doing,
-                     const char *what_comes, struct cairn_sentence *out)
+static void describe_home(const struct cairn_cuda *cuda, int result, const char *doing,
+                          const char *what_comes, struct cairn_sentence *out)
 {
     char text[32];
     const char *advice = cairn_driver_advice(result);
@@ -37,7 +41,8 @@ static void note_failure(struct cairn_cuda *cuda, int result, const char *doing)
 {
     pthread_mutex_lock(&cuda->lock);
     if (!atomic_load(&cuda->has_failed)) {
-        describe(cuda, result, doing, "; nothing there can be trusted any more", &cuda->failure);
+        describe_home(cuda, result, doing, "; nothing there can be trusted any more",
+                      &cuda->failure);
         atomic_store(&cuda->has_failed, true);
     }
     pthread_mutex_unlock(&cuda->lock);
@@ -48,7 +53,7 @@ static cairn_status tell_refusal(const struct cairn_cuda *cuda, int result, cons
                                  struct cairn_sentence *why)
 {
     struct cairn_sentence said;
-    describe(cuda, result, doing, "", &said);
+    describe_home(cuda, result, doing, "", &said);
     return cairn_fail(why, CAIRN_ERR_IO, "%s", said.text);
 }
 
@@ -305,4 +310,612 @@ cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_o
     else
         close_home(&cuda->home);
     return status;
+}
+
+/* ==== memory ==== */
+
+/* Planes on a card: segments of at most 64 MiB, each a handle of its own, mapped side by side. */
+
+struct cairn_home_segment {
+    unsigned long long handle;
+    uint64_t bytes; /* 0: it is not there */
+    bool is_mapped;
+};
+
+/* An allocation in the making: whole pages at its addresses. */
+struct taken {
+    uint64_t at, bytes;
+    bool is_exportable;
+    struct cairn_home_segment *segments; /* [cairn_segments(bytes)], all 0 at first */
+};
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+/* ---- the way back: what fails is lost, with the card ---- */
+
+static void release_segment(struct cairn_cuda *cuda, struct cairn_home_segment *segment,
+                            uint64_t at)
+{
+    if (segment->is_mapped) (void)cuda->driver.cuMemUnmap(at, (size_t)segment->bytes);
+    if (segment->bytes > 0) (void)cuda->driver.cuMemRelease(segment->handle);
+    *segment = (struct cairn_home_segment) { .bytes = 0 };
+}
+
+static void release_segments(struct cairn_cuda *cuda, struct cairn_home_segment *segments,
+                             uint64_t count, uint64_t at)
+{
+    for (uint64_t i = 0; i < count; i++)
+        release_segment(cuda, &segments[i], at + i * CAIRN_SEGMENT_BYTES);
+}
+
+void cairn_cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at)
+{
+    pthread_mutex_lock(&cuda->lock);
+    (void)cairn_cuda_spans_take(&cuda->used, at);
+    pthread_mutex_unlock(&cuda->lock);
+}
+
+/* ---- the way there ---- */
+
+uint64_t cairn_cuda_take_addresses(struct cairn_cuda *cuda, struct cairn_cuda_span part,
+                                   uint64_t bytes)
+{
+    pthread_mutex_lock(&cuda->lock);
+    uint64_t at = cairn_cuda_spans_gap(&cuda->used, part, bytes);
+    const struct cairn_cuda_span span = { at, bytes };
+    if (at != 0 && cairn_cuda_spans_add(&cuda->used, span) != CAIRN_OK) at = 0;
+    pthread_mutex_unlock(&cuda->lock);
+    return at;
+}
+
+static int create_segment(struct cairn_cuda *cuda, struct cairn_home_segment *segment,
+                          const struct cairn_cu_allocation *how, uint64_t bytes, uint64_t at)
+{
+    int result = cuda->driver.cuMemCreate(&segment->handle, (size_t)bytes, how, 0);
+    if (result != CAIRN_CU_OK) return result;
+    segment->bytes = bytes;
+    result = cuda->driver.cuMemMap(at, (size_t)bytes, 0, segment->handle, 0);
+    segment->is_mapped = result == CAIRN_CU_OK;
+    return result;
+}
+
+static int create_segments(struct cairn_cuda *cuda, const struct taken *taken)
+{
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, taken->is_exportable,
+                                                                cuda->home.info.is_reached);
+    struct cairn_home_segment *segments = taken->segments;
+    int result = CAIRN_CU_OK;
+    for (uint64_t done = 0; done < taken->bytes && result == CAIRN_CU_OK;
+         done += segments++->bytes) {
+        result = create_segment(cuda, segments, &how,
+                                cairn_segment_bytes(taken->bytes, done / CAIRN_SEGMENT_BYTES),
+                                taken->at + done);
+    }
+    return result;
+}
+
+static int open_and_zero(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
+{
+    const struct cairn_cu_access access = {
+        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = cuda->device },
+        .flags = CAIRN_CU_ACCESS_READWRITE,
+    };
+    int result = cuda->driver.cuMemSetAccess(at, (size_t)bytes, &access, 1);
+    if (result == CAIRN_CU_OK)
+        result = cuda->driver.cuMemsetD8Async(at, 0, (size_t)bytes, cuda->zeroing);
+    if (MUTANT(12)) return result;
+    // The stream is everybody's: zeros that another thread queues in between are waited for, too.
+    return result == CAIRN_CU_OK ? cairn_cuda_wait(cuda, cuda->zeroing, cuda->zeroed) : result;
+}
+
+static cairn_status is_full(struct cairn_cuda *cuda, const char *label, uint64_t bytes,
+                            struct cairn_sentence *why)
+{
+    return cairn_fail(
+        why, CAIRN_ERR_NO_MEMORY,
+        "%s: no memory for %" PRIu64 " MiB: %" PRIu64 " of the %" PRIu64 " MiB of %s are free",
+        label, (bytes + (1 << 20) - 1) >> 20, cairn_home_free_bytes(&cuda->home) >> 20,
+        cuda->home.info.total_bytes >> 20, cuda->home.info.device);
+}
+
+static cairn_status fill(struct cairn_cuda *cuda, const char *label, const struct taken *taken,
+                         struct cairn_sentence *why)
+{
+    int result = create_segments(cuda, taken);
+    if (result == CAIRN_CU_OK) result = open_and_zero(cuda, taken->at, taken->bytes);
+    if (result == CAIRN_CU_OK) return CAIRN_OK;
+    const bool is_out = result == CAIRN_CU_OUT_OF_MEMORY;
+    const cairn_status status = is_out ? is_full(cuda, label, taken->bytes, why)
+                                       : cairn_cuda_check(cuda, result, "taking memory", why);
+    if (!atomic_load(&cuda->has_failed)) // else it may be filled still, and goes with the context
+        release_segments(cuda, taken->segments, cairn_segments(taken->bytes), taken->at);
+    return status;
+}
+
+cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
+                                    struct cairn_home_memory *memory_out,
+                                    struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK) return status;
+    if (memory_out->bytes > home->info.total_bytes)
+        return is_full(cuda, label, memory_out->bytes, why);
+    struct taken taken = { .bytes = round_up(memory_out->bytes, cuda->granularity),
+                           .is_exportable = memory_out->is_exportable };
+    taken.at = cairn_cuda_take_addresses(cuda, cuda->planes, taken.bytes);
+    if (taken.at == 0) return is_full(cuda, label, taken.bytes, why);
+    taken.segments = calloc((size_t)cairn_segments(taken.bytes), sizeof *taken.segments);
+    status = taken.segments == NULL
+                 ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a plane's segments")
+                 : fill(cuda, label, &taken, why);
+    if (status != CAIRN_OK) goto err_addresses;
+    memory_out->base = (void *)(uintptr_t)taken.at;
+    memory_out->segments = taken.segments;
+    return CAIRN_OK;
+err_addresses:
+    free(taken.segments);
+    cairn_cuda_give_addresses(cuda, taken.at);
+    return status;
+}
+
+cairn_status cairn_cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
+                                      int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
+    int fd = -1;
+    const cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK) return status;
+    const int result = cuda->driver.cuMemExportToShareableHandle(
+        &fd, memory->segments[segment].handle, CAIRN_CU_HANDLE_POSIX, 0);
+    if (result != CAIRN_CU_OK) return cairn_cuda_check(cuda, result, "exporting memory", why);
+    *fd_out = fd;
+    *bytes_out = memory->segments[segment].bytes;
+    return CAIRN_OK;
+}
+
+void cairn_cuda_memory_give(struct cairn_home_memory *memory, uint64_t segment)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
+    cairn_cuda_enter_anyway(cuda);
+    if (!atomic_load(&cuda->has_failed))
+        release_segment(cuda, &memory->segments[segment],
+                        (uint64_t)(uintptr_t)memory->base + segment * CAIRN_SEGMENT_BYTES);
+}
+
+void cairn_cuda_memory_close(struct cairn_home_memory *memory)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
+    const uint64_t at = (uint64_t)(uintptr_t)memory->base;
+    cairn_cuda_enter_anyway(cuda);
+    if (!atomic_load(&cuda->has_failed)) // else it goes with the context
+        release_segments(cuda, memory->segments,
+                         cairn_segments(round_up(memory->bytes, cuda->granularity)), at);
+    cairn_cuda_give_addresses(cuda, at);
+    free(memory->segments);
+}
+
+/* ==== pin ==== */
+
+/* Host memory that the card copies from and to by itself. The driver pins whole pages, each once: what is
+ * asked for is rounded to them, and pages that are pinned already are left out. A copy goes by itself if one
+ * span has all of it. */
+
+#define PAGE_BYTES ((uint64_t)4096)
+
+static struct cairn_cuda_span pages_of(const void *host, uint64_t bytes)
+{
+    const uint64_t at = (uint64_t)(uintptr_t)host / PAGE_BYTES * PAGE_BYTES;
+    const uint64_t end = ((uint64_t)(uintptr_t)host + bytes + PAGE_BYTES - 1) / PAGE_BYTES;
+    return (struct cairn_cuda_span) { at, end * PAGE_BYTES - at };
+}
+
+static void count(struct cairn_cuda *cuda, uint64_t pinned, uint64_t refused)
+{
+    atomic_fetch_add(&cuda->use.pinned_bytes, pinned); // what is taken away wraps around
+    atomic_fetch_add(&cuda->use.unpinned_bytes, refused);
+}
+
+/* ---- pinning ---- */
+
+/* Ends of the span that are pinned are taken off; what is left is noted, as nobody else may pin it now. */
+static cairn_status claim(struct cairn_cuda *cuda, struct cairn_cuda_span *span)
+{
+    cairn_status status = CAIRN_OK;
+    pthread_mutex_lock(&cuda->lock);
+    cairn_cuda_spans_trim(&cuda->pinned, span);
+    if (span->bytes > 0) status = cairn_cuda_spans_add(&cuda->pinned, *span);
+    pthread_mutex_unlock(&cuda->lock);
+    return status;
+}
+
+static void forget(struct cairn_cuda *cuda, uint64_t at)
+{
+    pthread_mutex_lock(&cuda->lock);
+    (void)cairn_cuda_spans_take(&cuda->pinned, at);
+    pthread_mutex_unlock(&cuda->lock);
+}
+
+static cairn_status refuse_pin(struct cairn_cuda *cuda, uint64_t bytes, const char *reason,
+                               const char *advice, struct cairn_sentence *why)
+{
+    count(cuda, 0, bytes);
+    return cairn_fail(
+        why, CAIRN_ERR_NO_MEMORY,
+        "cannot pin %llu bytes of host memory for %s, so that copies of it are slower: "
+        "%s%s%s",
+        (unsigned long long)bytes, cuda->home.info.device, reason, advice[0] == '\0' ? "" : ": ",
+        advice);
+}
+
+/* A refusal by the driver does not break the home: if the card has failed, the next run says so. */
+static cairn_status pin_span(struct cairn_cuda *cuda, struct cairn_cuda_span span,
+                             struct cairn_sentence *why)
+{
+    char text[32];
+    const cairn_status status = claim(cuda, &span);
+    if (status != CAIRN_OK)
+        return refuse_pin(cuda, span.bytes,
+                          status == CAIRN_ERR_EXISTS
+                              ? "parts in the middle of it are pinned already"
+                              : "no memory for the list of what is",
+                          "", why);
+    if (span.bytes == 0) return CAIRN_OK;
+    cairn_numa_move((void *)(uintptr_t)span.at, (size_t)span.bytes, cuda->home.info.numa_node);
+    const int result = cuda->driver.cuMemHostRegister(
+        (void *)(uintptr_t)span.at, (size_t)span.bytes, CAIRN_CU_HOST_REGISTER_PORTABLE);
+    if (result == CAIRN_CU_OK) {
+        count(cuda, span.bytes, 0);
+        return CAIRN_OK;
+    }
+    forget(cuda, span.at);
+    return refuse_pin(cuda, span.bytes, cairn_driver_error(&cuda->driver, result, text),
+                      result == CAIRN_CU_OUT_OF_MEMORY
+                          ? "the host has too little that may be pinned"
+                          : cairn_driver_advice(result),
+                      why);
+}
+
+cairn_status cairn_cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
+                            struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    const cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK || bytes == 0) return status;
+    return pin_span(cuda, pages_of(host, bytes), why);
+}
+
+/* ---- unpinning ---- */
+
+static struct cairn_cuda_span take_overlapping(struct cairn_cuda *cuda, struct cairn_cuda_span with)
+{
+    pthread_mutex_lock(&cuda->lock);
+    const struct cairn_cuda_span span = cairn_cuda_spans_overlapping(&cuda->pinned, with);
+    if (span.bytes > 0) (void)cairn_cuda_spans_take(&cuda->pinned, span.at);
+    pthread_mutex_unlock(&cuda->lock);
+    return span;
+}
+
+/* A part of what was pinned stays so; if the driver does not do that again, copies of it are slower. */
+static void pin_again(struct cairn_cuda *cuda, uint64_t at, uint64_t end)
+{
+    if (at < end && pin_span(cuda, (struct cairn_cuda_span) { at, end - at }, NULL) != CAIRN_OK)
+        return; // counted
+}
+
+void cairn_cuda_unpin(struct cairn_home *home, void *host, uint64_t bytes)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    const struct cairn_cuda_span all = pages_of(host, bytes);
+    struct cairn_cuda_span span;
+    if (bytes == 0) return;
+    cairn_cuda_enter_anyway(cuda);
+    while ((span = take_overlapping(cuda, all)).bytes > 0) {
+        count(cuda, -span.bytes, 0);
+        if (atomic_load(&cuda->has_failed)) continue; // it may be copied still: with the context
+        (void)cuda->driver.cuMemHostUnregister((void *)(uintptr_t)span.at);
+        pin_again(cuda, span.at, all.at);
+        pin_again(cuda, all.at + all.bytes, span.at + span.bytes);
+    }
+}
+
+bool cairn_cuda_is_pinned(struct cairn_cuda *cuda, const void *host, uint64_t bytes)
+{
+    pthread_mutex_lock(&cuda->lock);
+    const bool is = cairn_cuda_spans_have(&cuda->pinned, (uint64_t)(uintptr_t)host, bytes);
+    pthread_mutex_unlock(&cuda->lock);
+    return is;
+}
+
+/* ==== device ==== */
+
+/* Which card: a number, a UUID, or the first; and what it is. */
+
+#define NAME_BYTES 64
+#define UUID_BYTES 48 /* "GPU-", 36 characters, NUL */
+
+static void write_uuid(const struct cairn_cu_uuid *uuid, bool is_slice, char text[UUID_BYTES])
+{
+    const unsigned char *b = uuid->bytes;
+    snprintf(text, UUID_BYTES,
+             "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             is_slice ? "MIG" : "GPU", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9],
+             b[10], b[11], b[12], b[13], b[14], b[15]);
+}
+
+/* Name and UUID of a device; empty, and 0, where the driver does not say. */
+static void describe_device(const struct cairn_driver *driver, int device, char name[NAME_BYTES],
+                            char uuid_text[UUID_BYTES], struct cairn_cu_uuid *uuid_out)
+{
+    *uuid_out = (struct cairn_cu_uuid) { { 0 } };
+    name[0] = uuid_text[0] = '\0';
+    if (driver->cuDeviceGetName(name, NAME_BYTES, device) != CAIRN_CU_OK) name[0] = '\0';
+    if (driver->cuDeviceGetUuid(uuid_out, device) == CAIRN_CU_OK)
+        write_uuid(uuid_out, strstr(name, "MIG ") != NULL, uuid_text);
+}
+
+static cairn_status find_by_uuid(struct cairn_cuda *cuda, const char *wanted, int count,
+                                 int *number_out, struct cairn_sentence *why)
+{
+    char name[NAME_BYTES], uuid[UUID_BYTES];
+    struct cairn_cu_uuid bytes;
+    for (int i = 0; i < count; i++) {
+        int device;
+        if (cuda->driver.cuDeviceGet(&device, i) != CAIRN_CU_OK) continue;
+        describe_device(&cuda->driver, device, name, uuid, &bytes);
+        if (strcasecmp(uuid, wanted) != 0) continue;
+        *number_out = i;
+        return CAIRN_OK;
+    }
+    return cairn_fail(
+        why, CAIRN_ERR_NOT_FOUND,
+        "no device %s among the %d that this process sees: look at nvidia-smi -L, and at the "
+        "environment's CUDA_VISIBLE_DEVICES",
+        wanted, count);
+}
+
+static cairn_status find_number(struct cairn_cuda *cuda, const char *wanted, int count,
+                                int *number_out, struct cairn_sentence *why)
+{
+    *number_out = 0;
+    if (wanted == NULL) return CAIRN_OK;
+    if (strncasecmp(wanted, "GPU-", 4) == 0 || strncasecmp(wanted, "MIG-", 4) == 0)
+        return find_by_uuid(cuda, wanted, count, number_out, why);
+    char *end;
+    const unsigned long number = strtoul(wanted, &end, 10);
+    if (wanted[0] < '0' || wanted[0] > '9' || *end != '\0')
+        return cairn_fail(
+            why, CAIRN_ERR_NOT_FOUND,
+            "\"%s\" names no device: a number, or a UUID that begins with GPU- or MIG-", wanted);
+    if (number >= (unsigned long)count)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
+                          "no device %s: this process sees %d, and they count from 0", wanted,
+                          count);
+    *number_out = (int)number;
+    return CAIRN_OK;
+}
+
+static int attribute(const struct cairn_cuda *cuda, int which)
+{
+    int value = 0;
+    if (cuda->driver.cuDeviceGetAttribute(&value, which, cuda->device) != CAIRN_CU_OK) return 0;
+    return value;
+}
+
+/* Before a driver can say it: whether a control daemon of MPS has its pipes there. */
+static bool has_control_daemon(void)
+{
+    const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    char path[PATH_MAX];
+    const int length = snprintf(path, sizeof path, "%s/control",
+                                folder != NULL ? folder : "/tmp/nvidia-mps");
+    return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
+}
+
+static void warn(struct cairn_cuda *cuda)
+{
+    struct cairn_home_info *info = &cuda->home.info;
+    int shared = 0;
+    const bool is_told = cuda->driver.cuDeviceGetAttribute(&shared, CAIRN_CU_IS_UNDER_MPS,
+                                                           cuda->device) == CAIRN_CU_OK;
+    if (is_told ? shared != 0 : has_control_daemon())
+        snprintf(info->warning, sizeof info->warning,
+                 "this card is shared by MPS: a fault of one of its processes ends all of them, so "
+                 "that a trainer's bug takes the state here with it; keep snapshots, or stop the "
+                 "control daemon (echo quit | nvidia-cuda-mps-control)");
+    else if (attribute(cuda, CAIRN_CU_COMPUTE_MODE) == CAIRN_CU_MODE_EXCLUSIVE_PROCESS)
+        snprintf(info->warning, sizeof info->warning,
+                 "this card is for one process alone: no trainer can use it beside the shard; "
+                 "nvidia-smi -c 0 lets them");
+}
+
+static cairn_status look(struct cairn_cuda *cuda, struct cairn_sentence *why)
+{
+    struct cairn_home_info *info = &cuda->home.info;
+    // Pages of memory with a handle are at least as large as others: their granularity serves both.
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, info->exports,
+                                                                info->is_reached);
+    size_t granularity = 0, total = 0;
+    if (attribute(cuda, CAIRN_CU_HAS_VIRTUAL_MEMORY) == 0)
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "%s cannot map memory (cuMemCreate)",
+                          info->device);
+    int result = cuda->driver.cuDeviceTotalMem(&total, cuda->device);
+    if (result == CAIRN_CU_OK)
+        result = cuda->driver.cuMemGetAllocationGranularity(&granularity, &how,
+                                                            CAIRN_CU_GRANULARITY_MINIMUM);
+    if (result != CAIRN_CU_OK || granularity == 0 || CAIRN_SEGMENT_BYTES % granularity != 0)
+        return cairn_cuda_check(cuda, result == CAIRN_CU_OK ? CAIRN_CU_INVALID_VALUE : result,
+                                "asking for the memory", why);
+    info->total_bytes = total;
+    cuda->granularity = granularity;
+    cuda->multiprocessors = (unsigned)attribute(cuda, CAIRN_CU_MULTIPROCESSOR_COUNT);
+    if (cuda->multiprocessors == 0) cuda->multiprocessors = 1;
+    warn(cuda);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *wanted,
+                             struct cairn_sentence *why)
+{
+    char name[NAME_BYTES], uuid[UUID_BYTES];
+    int count = 0, number = 0;
+    struct cairn_home_info *info = &cuda->home.info;
+    if (cuda->driver.cuDeviceGetCount(&count) != CAIRN_CU_OK || count <= 0)
+        return cairn_fail(
+            why, CAIRN_ERR_NOT_FOUND,
+            "this process sees no CUDA device: look at nvidia-smi, and at the environment's "
+            "CUDA_VISIBLE_DEVICES");
+    const cairn_status status = find_number(cuda, wanted, count, &number, why);
+    if (status != CAIRN_OK) return status;
+    if (cuda->driver.cuDeviceGet(&cuda->device, number) != CAIRN_CU_OK)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "the driver does not open device %d", number);
+    struct cairn_cu_uuid bytes;
+    describe_device(&cuda->driver, cuda->device, name, uuid, &bytes);
+    memcpy(info->uuid, bytes.bytes, sizeof info->uuid);
+    info->numa_node = cairn_driver_numa_node(&cuda->driver, cuda->device);
+    snprintf(info->device, sizeof info->device, "%s, %s", name, uuid);
+    const int version = cuda->driver.version, toolkit = cairn_image().toolkit;
+    snprintf(info->driver, sizeof info->driver, "CUDA driver %d.%d, image of %d.%d", version / 1000,
+             version % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
+    info->exports = attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0;
+    info->is_reached = cairn_vmm_is_reached(&cuda->driver, cuda->device);
+    info->has_dma_buf = cairn_vmm_has_dma_buf(&cuda->driver, cuda->device);
+    cairn_cuda_find_peers(cuda, count);
+    return look(cuda, why);
+}
+
+/* ==== import ==== */
+
+/* Memory of the card, or of others that it reads by itself, which other processes own: a handle that came as
+ * a descriptor, mapped to be read in the home's own reservation, so that works find it there. A bad
+ * descriptor harms nothing: no result here breaks the home. Nor does it harm if too much is shown: at
+ * most as much as the cards have is mapped at a time, at addresses that planes do not use. */
+
+/* The driver does not say whether the descriptor is wrong or this process lacks something: in both cases its
+ * owner is told that nothing is imported here, and goes through the host. */
+static cairn_status refuse_import(const struct cairn_cuda *cuda, int result, const char *what,
+                                  struct cairn_sentence *why)
+{
+    char text[32];
+    return cairn_fail(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_IO,
+                      "%s: %s", what, cairn_driver_error(&cuda->driver, result, text));
+}
+
+/* 0: so much is not to be had. */
+static uint64_t take_addresses(struct cairn_cuda *cuda, uint64_t bytes)
+{
+    if (bytes > cuda->imported_max - cuda->imported_bytes) return 0;
+    const uint64_t at = cairn_cuda_take_addresses(cuda, cuda->imports, bytes);
+    if (at != 0) cuda->imported_bytes += bytes;
+    return at;
+}
+
+static void give_addresses(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
+{
+    cairn_cuda_give_addresses(cuda, at);
+    cuda->imported_bytes -= bytes;
+}
+
+static cairn_status map(struct cairn_cuda *cuda, unsigned long long handle, uint64_t bytes,
+                        uint64_t *at_out, struct cairn_sentence *why)
+{
+    const uint64_t at = take_addresses(cuda, bytes);
+    if (at == 0)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                          "it has %" PRIu64 " bytes, and %" PRIu64 " are mapped of the %" PRIu64
+                          " that may be at a time: as many as the cards have",
+                          bytes, cuda->imported_bytes, cuda->imported_max);
+    int result = cuda->driver.cuMemMap(at, (size_t)bytes, 0, handle, 0);
+    if (result != CAIRN_CU_OK) {
+        give_addresses(cuda, at, bytes);
+        return refuse_import(cuda, result,
+                             "the driver does not map it at the size that its owner says", why);
+    }
+    result = cairn_vmm_open_to_read(&cuda->driver, cuda->device, at, bytes);
+    if (result != CAIRN_CU_OK) {
+        (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
+        give_addresses(cuda, at, bytes);
+        return refuse_import(cuda, result, "the card may not read it", why);
+    }
+    *at_out = at;
+    return CAIRN_OK;
+}
+
+void cairn_cuda_find_peers(struct cairn_cuda *cuda, int device_count)
+{
+    struct cairn_home_info *info = &cuda->home.info;
+    struct cairn_cu_uuid uuid;
+    for (int i = 0; i < device_count && info->peer_count < CAIRN_HOME_PEERS_MAX; i++) {
+        int device, can = 0;
+        if (cuda->driver.cuDeviceGet(&device, i) != CAIRN_CU_OK || device == cuda->device) continue;
+        if (cuda->driver.cuDeviceCanAccessPeer(&can, cuda->device, device) != CAIRN_CU_OK ||
+            can == 0 || cuda->driver.cuDeviceGetUuid(&uuid, device) != CAIRN_CU_OK)
+            continue;
+        memcpy(info->peer_uuids[info->peer_count], uuid.bytes, sizeof uuid.bytes);
+        cuda->peers[info->peer_count++] = device;
+    }
+}
+
+static bool is_read(const struct cairn_cuda *cuda, int device)
+{
+    bool is = device == cuda->device;
+    for (uint32_t i = 0; i < cuda->home.info.peer_count; i++) is = is || device == cuda->peers[i];
+    return is;
+}
+
+static cairn_status judge(const struct cairn_cuda *cuda, unsigned long long handle,
+                          struct cairn_sentence *why)
+{
+    struct cairn_cu_allocation how = { 0 };
+    const int result = cuda->driver.cuMemGetAllocationPropertiesFromHandle(&how, handle);
+    if (result != CAIRN_CU_OK)
+        return refuse_import(cuda, result, "the driver does not describe it", why);
+    if (how.location.type == CAIRN_CU_LOCATION_DEVICE && is_read(cuda, how.location.id))
+        return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_REFUSED, "it is not memory of %s, or of one that it reads",
+                      cuda->home.info.device);
+}
+
+static cairn_status import(struct cairn_cuda *cuda, int fd, uint64_t bytes, uint64_t *at_out,
+                           struct cairn_sentence *why)
+{
+    unsigned long long handle;
+    cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK) return status;
+    if (bytes == 0 || bytes % cuda->granularity != 0 || bytes > cuda->home.info.total_bytes)
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "%" PRIu64
+                          " bytes are no size of memory of a card: multiples of %" PRIu64,
+                          bytes, cuda->granularity);
+    const int result = cuda->driver.cuMemImportFromShareableHandle(
+        &handle, (void *)(uintptr_t)(unsigned)fd, CAIRN_CU_HANDLE_POSIX);
+    if (result != CAIRN_CU_OK)
+        return refuse_import(cuda, result, "the driver does not import it", why);
+    status = judge(cuda, handle, why);
+    if (status == CAIRN_OK) status = map(cuda, handle, bytes, at_out, why);
+    (void)cuda->driver.cuMemRelease(handle); // the mapping keeps the memory
+    return status;
+}
+
+cairn_status cairn_cuda_import(struct cairn_home *home, int fd, uint64_t bytes,
+                               const void **address_out, struct cairn_sentence *why)
+{
+    uint64_t at = 0;
+    const cairn_status status = import(cairn_cuda_of(home), fd, bytes, &at, why);
+    close(fd); // an open one keeps the memory taken
+    if (status == CAIRN_OK) *address_out = (const void *)(uintptr_t)at;
+    return status;
+}
+
+void cairn_cuda_import_release(struct cairn_home *home, const void *address, uint64_t bytes)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    const uint64_t at = (uint64_t)(uintptr_t)address;
+    cairn_cuda_enter_anyway(cuda);
+    if (!atomic_load(&cuda->has_failed)) // else it goes with the context
+        (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
+    give_addresses(cuda, at, bytes);
 }

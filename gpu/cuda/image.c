@@ -1,4 +1,4 @@
-#include "gpu/cuda/image.h"
+#include "gpu/cuda/cuda.h"
 
 #ifdef CAIRN_IMAGE_FILE
 

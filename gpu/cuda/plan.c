@@ -1,4 +1,4 @@
-#include "gpu/cuda/lower.h"
+#include "gpu/cuda/cuda.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -204,4 +204,453 @@ void cairn_cuda_plan_end(const struct cairn_cuda_plan *plan)
         case CAIRN_END_SUMS: add_sums(end); break;
         }
     }
+}
+
+/* ==== lower ==== */
+
+/* Works, cut into what fits a plan. Each function adds some of what is left of a work, and returns how much:
+ * 0 if nothing fits any more. */
+
+/* ---- updates ---- */
+
+static enum cairn_kernel_number update_kernel(uint32_t optimizer)
+{
+    if (optimizer == CAIRN_OPTIMIZER_ADAMW) return CAIRN_KERNEL_update_adamw;
+    if (optimizer == CAIRN_OPTIMIZER_ADAM) return CAIRN_KERNEL_update_adam;
+    assert(optimizer == CAIRN_OPTIMIZER_SGD);
+    return CAIRN_KERNEL_update_sgd;
+}
+
+static uint64_t moved(const float *plane, uint64_t elems)
+{
+    return plane == NULL ? 0 : cairn_cuda_plan_address(plane + elems);
+}
+
+static uint64_t new_count(struct cairn_cuda_plan *plan, uint64_t *to)
+{
+    const size_t offset = cairn_cuda_plan_take(&plan->out, sizeof(uint64_t));
+    *cairn_cuda_plan_new_end(plan) = (struct cairn_cuda_plan_end) {
+        .kind = CAIRN_END_COUNT, .to = to, .from = plan->out.host + offset
+    };
+    plan->counts = true;
+    return plan->out.device + offset;
+}
+
+static uint64_t add_update(struct cairn_cuda_plan *plan, struct cairn_work *work, uint64_t done)
+{
+    const struct cairn_update *planes = &work->update.planes;
+    const enum cairn_kernel_number kernel = update_kernel(work->update.scalars->optimizer);
+    const bool goes_out = planes->wire != NULL && !cairn_cuda_plan_has(plan, planes->wire);
+    const size_t wire_bytes = planes->wire == NULL ? 0 : cairn_dtype_bytes((int)planes->wire_dtype);
+    if (!cairn_cuda_plan_has_parts(plan, kernel) ||
+        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    const uint64_t elems = cairn_cuda_plan_fit(
+        plan, planes->elems - done, cairn_cuda_plan_out_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
+        goes_out ? wire_bytes : 0, CAIRN_PIECE_ELEMS);
+    if (elems == 0) return 0;
+    if (done == 0) *work->update.nonfinite = 0;
+    struct cairn_update_item item = {
+        .grad = cairn_cuda_plan_address(planes->grad + done),
+        .param = cairn_cuda_plan_address(planes->param + done),
+        .exp_avg = moved(planes->exp_avg, done),
+        .exp_avg_sq = moved(planes->exp_avg_sq, done),
+        .elems = elems,
+        .nonfinite = new_count(plan, work->update.nonfinite),
+        .wire_dtype = (uint64_t)planes->wire_dtype,
+        .scalars = *work->update.scalars,
+    };
+    if (planes->wire != NULL)
+        item.wire = cairn_cuda_plan_give(plan, (uint8_t *)planes->wire + done * wire_bytes,
+                                         (size_t)elems * wire_bytes);
+    cairn_cuda_plan_item(plan, kernel, &item, cairn_update_pieces(&item));
+    return elems;
+}
+
+/* ---- converts, copies, zeroes, hashes, initial values ---- */
+
+static uint64_t add_convert(struct cairn_cuda_plan *plan, const struct cairn_work *work,
+                            uint64_t done)
+{
+    uint8_t *dst = work->convert.dst;
+    const uint8_t *src = work->convert.src;
+    const size_t dst_bytes = cairn_dtype_bytes((int)work->convert.dst_dtype);
+    const size_t src_bytes = cairn_dtype_bytes((int)work->convert.src_dtype);
+    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_convert)) return 0;
+    uint64_t elems = cairn_cuda_plan_fit(
+        plan, work->convert.elems - done, cairn_cuda_plan_out_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
+        cairn_cuda_plan_has(plan, dst) ? 0 : dst_bytes, CAIRN_PIECE_ELEMS);
+    elems = cairn_cuda_plan_fit(plan, elems, cairn_cuda_plan_in_room(plan),
+                                CAIRN_CUDA_PLAN_ITEM_ROOM,
+                                cairn_cuda_plan_has(plan, src) ? 0 : src_bytes, CAIRN_PIECE_ELEMS);
+    if (elems == 0) return 0;
+    struct cairn_convert_item item = {
+        .dst = cairn_cuda_plan_give(plan, dst + done * dst_bytes, (size_t)elems * dst_bytes),
+        .src = cairn_cuda_plan_bring(plan, src + done * src_bytes, (size_t)elems * src_bytes),
+        .elems = elems,
+        .dst_dtype = (uint32_t)work->convert.dst_dtype,
+        .src_dtype = (uint32_t)work->convert.src_dtype,
+    };
+    cairn_cuda_plan_item(plan, CAIRN_KERNEL_convert, &item, cairn_convert_pieces(&item));
+    return elems;
+}
+
+static uint64_t copy_in_home(struct cairn_cuda_plan *plan, void *to, const void *from,
+                             uint64_t bytes)
+{
+    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
+        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    struct cairn_copy_item item = { .to = cairn_cuda_plan_address(to),
+                                    .from = cairn_cuda_plan_address(from),
+                                    .run_bytes = bytes,
+                                    .run_count = 1 };
+    cairn_cuda_plan_item(plan, CAIRN_KERNEL_copy, &item, cairn_copy_pieces(&item));
+    return bytes;
+}
+
+static uint64_t copy_in(struct cairn_cuda_plan *plan, void *to, const void *from, uint64_t left)
+{
+    if (plan->in_count == CAIRN_CUDA_PLAN_PARTS) return 0;
+    if (plan->is_pinned(plan->cuda, from, left)) {
+        cairn_cuda_plan_copy(plan->copies_in, &plan->in_count, cairn_cuda_plan_address(to),
+                             (void *)(uintptr_t)from, (size_t)left);
+        return left;
+    }
+    const uint64_t bytes = cairn_cuda_plan_fit(plan, left, cairn_cuda_plan_in_room(plan),
+                                               CAIRN_CUDA_PLAN_ITEM_ROOM, 1, 4096);
+    if (bytes == 0) return 0;
+    uint8_t *staged = plan->in.host + cairn_cuda_plan_take_top(&plan->in, (size_t)bytes);
+    memcpy(staged, from, (size_t)bytes);
+    cairn_cuda_plan_copy(plan->copies_in, &plan->in_count, cairn_cuda_plan_address(to), staged,
+                         (size_t)bytes);
+    return bytes;
+}
+
+static uint64_t copy_out(struct cairn_cuda_plan *plan, void *to, const void *from, uint64_t left)
+{
+    if (plan->out_count == CAIRN_CUDA_PLAN_PARTS || plan->end_count == CAIRN_CUDA_PLAN_PARTS)
+        return 0;
+    if (plan->is_pinned(plan->cuda, to, left)) {
+        cairn_cuda_plan_copy(plan->copies_out, &plan->out_count, cairn_cuda_plan_address(from), to,
+                             (size_t)left);
+        return left;
+    }
+    const uint64_t bytes = cairn_cuda_plan_fit(plan, left, cairn_cuda_plan_out_room(plan),
+                                               CAIRN_CUDA_PLAN_ITEM_ROOM, 1, 4096);
+    if (bytes == 0) return 0;
+    uint8_t *staged = plan->out.host + cairn_cuda_plan_take_top(&plan->out, (size_t)bytes);
+    cairn_cuda_plan_copy(plan->copies_out, &plan->out_count, cairn_cuda_plan_address(from), staged,
+                         (size_t)bytes);
+    *cairn_cuda_plan_new_end(plan) = (struct cairn_cuda_plan_end) {
+        .kind = CAIRN_END_COPY, .to = to, .from = staged, .count = (size_t)bytes
+    };
+    return bytes;
+}
+
+static uint64_t copy_some(struct cairn_cuda_plan *plan, uint8_t *to, const uint8_t *from,
+                          uint64_t left)
+{
+    if (cairn_cuda_plan_has(plan, to))
+        return cairn_cuda_plan_has(plan, from) ? copy_in_home(plan, to, from, left)
+                                               : copy_in(plan, to, from, left);
+    if (cairn_cuda_plan_has(plan, from)) return copy_out(plan, to, from, left);
+    memcpy(to, from, (size_t)left);
+    return left;
+}
+
+static uint64_t add_copy(struct cairn_cuda_plan *plan, const struct cairn_work *work, uint64_t done)
+{
+    return copy_some(plan, (uint8_t *)work->copy.to + done, (const uint8_t *)work->copy.from + done,
+                     work->copy.bytes - done);
+}
+
+/* Runs of which some fit a plan; what lies in host memory is brought, or taken out, as it is packed. */
+static uint64_t add_whole_runs(struct cairn_cuda_plan *plan, uint8_t *to, const uint8_t *from,
+                               struct cairn_copy_item item)
+{
+    const bool brings = !cairn_cuda_plan_has(plan, from), gives = !cairn_cuda_plan_has(plan, to);
+    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
+        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    item.run_count = cairn_cuda_plan_fit(plan, item.run_count, cairn_cuda_plan_in_room(plan),
+                                         CAIRN_CUDA_PLAN_ITEM_ROOM, brings ? item.run_bytes : 0, 1);
+    item.run_count = cairn_cuda_plan_fit(plan, item.run_count, cairn_cuda_plan_out_room(plan),
+                                         CAIRN_CUDA_PLAN_ITEM_ROOM, gives ? item.run_bytes : 0, 1);
+    if (item.run_count == 0) return 0;
+    const size_t bytes = (size_t)(item.run_count * item.run_bytes);
+    assert(!brings || item.from_stride == item.run_bytes);
+    assert(!gives || item.to_stride == item.run_bytes);
+    item.from = brings ? cairn_cuda_plan_bring(plan, from, bytes) : cairn_cuda_plan_address(from);
+    item.to = gives ? cairn_cuda_plan_give(plan, to, bytes) : cairn_cuda_plan_address(to);
+    cairn_cuda_plan_item(plan, CAIRN_KERNEL_copy, &item, cairn_copy_pieces(&item));
+    return bytes;
+}
+
+/* done: bytes of the runs, without what is between them. */
+static uint64_t add_runs(struct cairn_cuda_plan *plan, const struct cairn_work *work, uint64_t done)
+{
+    const uint64_t run = done / work->runs.run_bytes, within = done % work->runs.run_bytes;
+    uint8_t *to = (uint8_t *)work->runs.to + run * work->runs.to_stride + within;
+    const uint8_t *from = (const uint8_t *)work->runs.from + run * work->runs.from_stride + within;
+    if (!cairn_cuda_plan_has(plan, to) && !cairn_cuda_plan_has(plan, from)) {
+        cairn_copy_runs(work);
+        return work->runs.run_count * work->runs.run_bytes;
+    }
+    if (work->runs.run_bytes > plan->bytes / 4) // a part of one, as bytes
+        return copy_some(plan, to, from, work->runs.run_bytes - within);
+    const struct cairn_copy_item item = { .run_bytes = work->runs.run_bytes,
+                                          .run_count = work->runs.run_count - run,
+                                          .to_stride = work->runs.to_stride,
+                                          .from_stride = work->runs.from_stride };
+    return add_whole_runs(plan, to, from, item);
+}
+
+static uint64_t add_zero(struct cairn_cuda_plan *plan, const struct cairn_work *work)
+{
+    if (!cairn_cuda_plan_has(plan, work->zero.at)) {
+        memset(work->zero.at, 0, work->zero.bytes);
+        return work->zero.bytes;
+    }
+    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_zero) ||
+        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    struct cairn_zero_item item = { .at = cairn_cuda_plan_address(work->zero.at),
+                                    .bytes = work->zero.bytes };
+    cairn_cuda_plan_item(plan, CAIRN_KERNEL_zero, &item, cairn_zero_pieces(&item));
+    return work->zero.bytes;
+}
+
+static uint64_t add_hash(struct cairn_cuda_plan *plan, const struct cairn_work *work, uint64_t done)
+{
+    const struct cairn_geometry *geometry = work->hash.geometry;
+    const uint64_t leaf = work->hash.first_leaf + done;
+    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_hash) ||
+        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    const uint64_t leaves = cairn_cuda_plan_fit(
+        plan, work->hash.leaf_count - done, cairn_cuda_plan_out_room(plan),
+        CAIRN_CUDA_PLAN_ITEM_ROOM, sizeof(struct cairn_hash), CAIRN_PIECE_HASHES);
+    if (leaves == 0) return 0;
+    const uint64_t skipped = cairn_leaf_first_elem(geometry, leaf) -
+                             cairn_leaf_first_elem(geometry, work->hash.first_leaf);
+    struct cairn_hash_item item = {
+        .plane = cairn_cuda_plan_address(work->hash.plane) +
+                 skipped * cairn_dtype_bytes((int)work->hash.dtype),
+        .dtype = (uint64_t)work->hash.dtype,
+        .geometry = cairn_cuda_plan_geometry(geometry),
+        .first_leaf = leaf,
+        .leaf_count = leaves,
+        .hashes = cairn_cuda_plan_give(plan, work->hash.hashes + done,
+                                       (size_t)leaves * sizeof(struct cairn_hash)),
+    };
+    cairn_cuda_plan_item(plan, CAIRN_KERNEL_hash, &item, cairn_hash_pieces(&item));
+    return leaves;
+}
+
+static uint64_t add_init(struct cairn_cuda_plan *plan, const struct cairn_work *work)
+{
+    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_init) ||
+        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    struct cairn_init_item item = { .out = cairn_cuda_plan_address(work->init.out),
+                                    .first_elem = work->init.first_elem,
+                                    .elems = work->init.elems,
+                                    .source = work->init.source };
+    cairn_cuda_plan_item(plan, CAIRN_KERNEL_init, &item, cairn_init_pieces(&item));
+    return work->init.elems;
+}
+
+/* ---- any work ---- */
+
+static uint64_t size_of(const struct cairn_work *work)
+{
+    switch (work->kind) {
+    case CAIRN_WORK_FOLD: return work->fold.elems;
+    case CAIRN_WORK_FOLD_SUMS: return work->fold_sums.leaf_count;
+    case CAIRN_WORK_UPDATE: return work->update.planes.elems;
+    case CAIRN_WORK_CONVERT: return work->convert.elems;
+    case CAIRN_WORK_COPY: return work->copy.bytes;
+    case CAIRN_WORK_ZERO: return work->zero.bytes;
+    case CAIRN_WORK_HASH: return work->hash.leaf_count;
+    case CAIRN_WORK_INIT: return work->init.elems;
+    case CAIRN_WORK_RUNS: return work->runs.run_count * work->runs.run_bytes;
+    case CAIRN_WORK_KINDS: break;
+    }
+    return 0;
+}
+
+static uint64_t add_some(struct cairn_cuda_plan *plan, struct cairn_work *work, uint64_t done)
+{
+    switch (work->kind) {
+    case CAIRN_WORK_FOLD: {
+        const struct cairn_cuda_plan_fold fold = { work->fold.acc, work->fold.sources,
+                                                   work->fold.source_count, work->fold.first,
+                                                   work->fold.elems };
+        return cairn_cuda_plan_add_fold(plan, &fold, done);
+    }
+    case CAIRN_WORK_UPDATE: return add_update(plan, work, done);
+    case CAIRN_WORK_CONVERT: return add_convert(plan, work, done);
+    case CAIRN_WORK_COPY: return add_copy(plan, work, done);
+    case CAIRN_WORK_ZERO: return add_zero(plan, work);
+    case CAIRN_WORK_HASH: return add_hash(plan, work, done);
+    case CAIRN_WORK_INIT: return add_init(plan, work);
+    case CAIRN_WORK_RUNS: return add_runs(plan, work, done);
+    case CAIRN_WORK_FOLD_SUMS:
+    case CAIRN_WORK_KINDS: break;
+    }
+    return 0;
+}
+
+bool cairn_cuda_plan_add(struct cairn_cuda_plan *plan, struct cairn_work *work,
+                         struct cairn_cuda_plan_cursor *cursor)
+{
+    const bool was_empty = cairn_cuda_plan_is_empty(plan);
+    const struct cairn_cuda_plan_cursor before = *cursor;
+    bool is_all;
+    if (work->kind == CAIRN_WORK_UPDATE && work->update.planes.elems == 0)
+        *work->update.nonfinite = 0;
+    if (size_of(work) == 0) return true;
+    if (work->kind == CAIRN_WORK_FOLD_SUMS) {
+        is_all = cairn_cuda_plan_add_fold_sums(plan, &work->fold_sums, cursor);
+    } else {
+        cursor->done += add_some(plan, work, cursor->done);
+        is_all = cursor->done == size_of(work);
+    }
+    assert(!was_empty || cursor->done > before.done ||
+           cursor->is_folded); // or it would go on for ever
+    (void)was_empty, (void)before;
+    return is_all;
+}
+
+/* ==== lower fold ==== */
+
+/* Folds, cut into what fits a plan. */
+
+/* Bytes that an element of each source takes on the way to the device. */
+static size_t bytes_to_bring(const struct cairn_cuda_plan *plan, const struct cairn_source *sources,
+                             size_t count)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!cairn_cuda_plan_has(plan, sources[i].data))
+            bytes += cairn_dtype_bytes((int)sources[i].dtype);
+    return bytes;
+}
+
+/* The room that a fold needs besides its elements: the list of sources, and each source's rounding. */
+static size_t fold_overhead(size_t source_count)
+{
+    return CAIRN_CUDA_PLAN_ITEM_ROOM + source_count * (sizeof(struct cairn_kernel_source) + 16);
+}
+
+/* The list of sources, from element `first` on; 0 if there are none. */
+static uint64_t bring_sources(struct cairn_cuda_plan *plan, const struct cairn_source *sources,
+                              size_t count, uint64_t first, uint64_t elems)
+{
+    if (count == 0) return 0;
+    const size_t offset = cairn_cuda_plan_take(&plan->in,
+                                               count * sizeof(struct cairn_kernel_source));
+    struct cairn_kernel_source *list = (struct cairn_kernel_source *)(plan->in.host + offset);
+    for (size_t i = 0; i < count; i++) {
+        const size_t bytes = cairn_dtype_bytes((int)sources[i].dtype);
+        list[i].data = cairn_cuda_plan_bring(plan, (const uint8_t *)sources[i].data + first * bytes,
+                                             (size_t)elems * bytes);
+        list[i].dtype = (uint64_t)sources[i].dtype;
+    }
+    return plan->in.device + offset;
+}
+
+uint64_t cairn_cuda_plan_add_fold(struct cairn_cuda_plan *plan,
+                                  const struct cairn_cuda_plan_fold *fold, uint64_t done)
+{
+    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_fold)) return 0;
+    const uint64_t elems = cairn_cuda_plan_fit(
+        plan, fold->elems - done, cairn_cuda_plan_in_room(plan), fold_overhead(fold->source_count),
+        bytes_to_bring(plan, fold->sources, fold->source_count), CAIRN_PIECE_ELEMS);
+    if (elems == 0) return 0;
+    struct cairn_fold_item item = {
+        .acc = cairn_cuda_plan_address(fold->acc + done),
+        .sources = bring_sources(plan, fold->sources, fold->source_count, done, elems),
+        .source_count = (uint32_t)fold->source_count,
+        .first = fold->first,
+        .elems = elems,
+    };
+    cairn_cuda_plan_item(plan, CAIRN_KERNEL_fold, &item, cairn_fold_pieces(&item));
+    return elems;
+}
+
+static uint64_t leaf_elems(const struct cairn_leaf_fold *fold)
+{
+    return cairn_leaf_first_elem(fold->geometry, fold->first_leaf + fold->leaf_count) -
+           cairn_leaf_first_elem(fold->geometry, fold->first_leaf);
+}
+
+/* Where the kernel puts the leaves' sums: they are added up when the slice is over. */
+static void take_sums(struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold,
+                      struct cairn_fold_sums_item *item)
+{
+    const size_t leaves = (size_t)item->leaf_count;
+    const size_t squares = cairn_cuda_plan_take(&plan->out, leaves * sizeof(double));
+    const size_t nonfinite = cairn_cuda_plan_take(&plan->out, leaves * sizeof(uint32_t));
+    item->squares = plan->out.device + squares;
+    item->nonfinite = plan->out.device + nonfinite;
+    *cairn_cuda_plan_new_end(
+        plan) = (struct cairn_cuda_plan_end) { .kind = CAIRN_END_SUMS,
+                                               .to = fold->sums,
+                                               .from = plan->out.host + nonfinite,
+                                               .squares = plan->out.host + squares,
+                                               .count = leaves };
+}
+
+static uint64_t add_leaves(struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold,
+                           size_t source_count, uint64_t done)
+{
+    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_fold_sums)) return 0;
+    const size_t leaf_bytes = CAIRN_LEAF_ELEMS * bytes_to_bring(plan, fold->sources, source_count);
+    uint64_t leaves = cairn_cuda_plan_fit(plan, fold->leaf_count - done,
+                                          cairn_cuda_plan_out_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
+                                          sizeof(double) + sizeof(uint32_t), 1);
+    leaves = cairn_cuda_plan_fit(plan, leaves, cairn_cuda_plan_in_room(plan),
+                                 fold_overhead(source_count), leaf_bytes, 1);
+    if (leaves == 0) return 0;
+    const uint64_t origin = cairn_leaf_first_elem(fold->geometry, fold->first_leaf);
+    const uint64_t first = cairn_leaf_first_elem(fold->geometry, fold->first_leaf + done) - origin;
+    const uint64_t end = cairn_leaf_first_elem(fold->geometry, fold->first_leaf + done + leaves) -
+                         origin;
+    struct cairn_fold_sums_item item = {
+        .acc = cairn_cuda_plan_address(fold->acc + first),
+        .sources = bring_sources(plan, fold->sources, source_count, first, end - first),
+        .source_count = (uint32_t)source_count,
+        .first = fold->first,
+        .geometry = cairn_cuda_plan_geometry(fold->geometry),
+        .first_leaf = fold->first_leaf + done,
+        .leaf_count = leaves,
+    };
+    take_sums(plan, fold, &item);
+    cairn_cuda_plan_item(plan, CAIRN_KERNEL_fold_sums, &item, cairn_fold_sums_pieces(&item));
+    return leaves;
+}
+
+/* True if a leaf of all sources does not fit an empty plan. */
+static bool has_too_many(const struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold)
+{
+    const size_t each = bytes_to_bring(plan, fold->sources, fold->source_count);
+    return fold_overhead(fold->source_count) + CAIRN_LEAF_ELEMS * each > plan->bytes - 1024;
+}
+
+bool cairn_cuda_plan_add_fold_sums(struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold,
+                                   struct cairn_cuda_plan_cursor *cursor)
+{
+    const bool apart = has_too_many(plan, fold);
+    if (apart && !cursor->is_folded) {
+        const struct cairn_cuda_plan_fold whole = { fold->acc, fold->sources, fold->source_count,
+                                                    fold->first, leaf_elems(fold) };
+        cursor->done += cairn_cuda_plan_add_fold(plan, &whole, cursor->done);
+        if (cursor->done < whole.elems) return false;
+        *cursor = (struct cairn_cuda_plan_cursor) { .is_folded = true };
+        return false;
+    }
+    cursor->done += add_leaves(plan, fold, apart ? 0 : fold->source_count, cursor->done);
+    return cursor->done == fold->leaf_count;
 }

@@ -1,9 +1,11 @@
 /* A run: works are cut into plans, and slice after slice is carried out while the next one is filled. A list
  * that is begun before the one ahead of it is finished goes on in the same ring of slices. */
 #include <assert.h>
+#include <stdlib.h>
+#include <string.h>
 
+#include "gpu/cuda/cuda.h"
 #include "gpu/cuda/mutant.h"
-#include "gpu/cuda/stream.h"
 
 /* ---- slices, in their ring ---- */
 
@@ -86,5 +88,423 @@ cairn_status cairn_cuda_run_finish(struct cairn_home_stream *of, struct cairn_se
     }
     if (status != CAIRN_OK) cairn_cuda_slices_drop(stream, list);
     if (stream->list_failed == list) stream->list_failed = 0;
+    return status;
+}
+
+/* ==== slice ==== */
+
+/* Carries out what a plan says: copies in, kernels, copies out. */
+
+#define SMALL_BYTES         ((size_t)64 << 10)
+#define WARPS_PER_PROCESSOR 128u
+
+static struct cairn_cuda *cuda_of(const struct cairn_cuda_stream *stream)
+{
+    return cairn_cuda_of(stream->stream.home);
+}
+
+static const char *const launch_names[CAIRN_KERNEL_COUNT] = {
+#define CAIRN_KERNEL_LAUNCH(name, item, warps) "a launch of " #name,
+    CAIRN_KERNELS(CAIRN_KERNEL_LAUNCH)
+#undef CAIRN_KERNEL_LAUNCH
+};
+
+/* ---- order ---- */
+
+/* Orders two streams: all that is put into `later` from now on runs behind all that is in `earlier`
+ * now. */
+static int order(const struct cairn_driver *driver, struct CUstream_st *earlier,
+                 struct CUevent_st *event, struct CUstream_st *later)
+{
+    if (earlier == later) return CAIRN_CU_OK;
+    if (MUTANT(3)) (void)driver->cuStreamWaitEvent(later, event, 0);
+    const int result = driver->cuEventRecord(event, MUTANT(1) ? later : earlier);
+    if (MUTANT(3)) return result;
+    return result == CAIRN_CU_OK ? driver->cuStreamWaitEvent(later, event, 0) : result;
+}
+
+/* ---- in ---- */
+
+static struct CUstream_st *stream_in(const struct cairn_cuda_stream *stream,
+                                     const struct cairn_cuda_plan *plan)
+{
+    return plan->in_count == 0 && plan->in.used <= SMALL_BYTES ? stream->compute : stream->in;
+}
+
+static int load(const struct cairn_cuda_stream *stream, const struct cairn_cuda_slice *slice)
+{
+    const struct cairn_driver *driver = &cuda_of(stream)->driver;
+    const struct cairn_cuda_plan *plan = &slice->plan;
+    struct CUstream_st *in = stream_in(stream, plan);
+    int result = CAIRN_CU_OK;
+    if (plan->in.used > 0)
+        result = driver->cuMemcpyHtoDAsync(plan->in.device, plan->in.host, plan->in.used, in);
+    if (MUTANT(9)) result = order(driver, in, slice->loaded, stream->compute);
+    for (size_t i = 0; i < plan->in_count && result == CAIRN_CU_OK; i++)
+        result = driver->cuMemcpyHtoDAsync(plan->copies_in[i].device, plan->copies_in[i].host,
+                                           plan->copies_in[i].bytes, in);
+    if (MUTANT(2) || MUTANT(9)) return result;
+    if (MUTANT(14)) return driver->cuStreamWaitEvent(stream->compute, stream->slices[0].loaded, 0);
+    return result == CAIRN_CU_OK ? order(driver, in, slice->loaded, stream->compute) : result;
+}
+
+/* ---- kernels ---- */
+
+static int launch(const struct cairn_cuda_stream *stream, enum cairn_kernel_number kernel,
+                  struct cairn_kernel_list *list)
+{
+    struct cairn_cuda *cuda = cuda_of(stream);
+    void *parameters[] = { list };
+    const uint32_t blocks = cairn_kernel_blocks(kernel, list->pieces,
+                                                WARPS_PER_PROCESSOR * cuda->multiprocessors);
+    if (blocks == 0) return CAIRN_CU_OK;
+    atomic_fetch_add(&cuda->use.launches, 1);
+    return cuda->driver.cuLaunchKernel(cuda->kernels[kernel], blocks, 1, 1,
+                                       cairn_kernel_block_threads(kernel), 1, 1, 0, stream->compute,
+                                       parameters, NULL);
+}
+
+static cairn_status launch_all(const struct cairn_cuda_stream *stream,
+                               const struct cairn_cuda_plan *plan,
+                               struct cairn_kernel_list lists[CAIRN_KERNEL_COUNT],
+                               struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cuda_of(stream);
+    int result = CAIRN_CU_OK;
+    if (plan->counts)
+        result = cuda->driver.cuMemsetD8Async(plan->out.device, 0, plan->out.used,
+                                              MUTANT(11) ? stream->in : stream->compute);
+    cairn_status status = cairn_cuda_check(cuda, result, "zeroing", why);
+    for (int i = 0; i < CAIRN_KERNEL_COUNT && status == CAIRN_OK; i++)
+        status = cairn_cuda_check(cuda, launch(stream, (enum cairn_kernel_number)i, &lists[i]),
+                                  launch_names[i], why);
+    return status;
+}
+
+/* ---- out ---- */
+
+static struct CUstream_st *stream_out(const struct cairn_cuda_stream *stream,
+                                      const struct cairn_cuda_plan *plan)
+{
+    return plan->out_count == 0 && plan->out.used <= SMALL_BYTES ? stream->compute : stream->out;
+}
+
+static int unload(const struct cairn_cuda_stream *stream, const struct cairn_cuda_slice *slice)
+{
+    const struct cairn_driver *driver = &cuda_of(stream)->driver;
+    const struct cairn_cuda_plan *plan = &slice->plan;
+    struct CUstream_st *out = stream_out(stream, plan);
+    int result = MUTANT(4)    ? CAIRN_CU_OK
+                 : MUTANT(10) ? driver->cuStreamWaitEvent(out, slice->loaded, 0)
+                              : order(driver, stream->compute, slice->computed, out);
+    if (plan->out.used > 0 && result == CAIRN_CU_OK)
+        result = driver->cuMemcpyDtoHAsync(plan->out.host, plan->out.device, plan->out.used, out);
+    if (MUTANT(8)) (void)driver->cuEventRecord(slice->done, out);
+    for (size_t i = 0; i < plan->out_count && result == CAIRN_CU_OK; i++)
+        result = driver->cuMemcpyDtoHAsync(plan->copies_out[i].host, plan->copies_out[i].device,
+                                           plan->copies_out[i].bytes, out);
+    if (MUTANT(5) || MUTANT(8)) return result;
+    return result == CAIRN_CU_OK
+               ? driver->cuEventRecord(slice->done, MUTANT(7) ? stream->compute : out)
+               : result;
+}
+
+/* ---- all of it ---- */
+
+static uint64_t bytes_of(const struct cairn_cuda_plan_copy *copies, size_t count)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++) bytes += copies[i].bytes;
+    return bytes;
+}
+
+static void count_copies(struct cairn_cuda *cuda, const struct cairn_cuda_plan *plan)
+{
+    atomic_fetch_add(&cuda->use.bytes_in,
+                     plan->in.used + bytes_of(plan->copies_in, plan->in_count));
+    atomic_fetch_add(&cuda->use.bytes_out,
+                     plan->out.used + bytes_of(plan->copies_out, plan->out_count));
+}
+
+cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *stream,
+                                    struct cairn_cuda_slice *slice, struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cuda_of(stream);
+    struct cairn_kernel_list lists[CAIRN_KERNEL_COUNT];
+    if (cairn_cuda_plan_is_empty(&slice->plan)) return CAIRN_OK;
+    cairn_cuda_plan_place(&slice->plan, lists);
+    count_copies(cuda, &slice->plan);
+    slice->is_under_way = true;
+    cairn_status status = cairn_cuda_check(cuda, load(stream, slice), "a copy to the device", why);
+    if (status == CAIRN_OK) status = launch_all(stream, &slice->plan, lists, why);
+    if (status == CAIRN_OK)
+        status = cairn_cuda_check(cuda, unload(stream, slice), "a copy from the device", why);
+    return status;
+}
+
+cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
+                                     struct cairn_cuda_slice *slice, struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cuda_of(stream);
+    if (!slice->is_under_way) return CAIRN_OK;
+    const int result = MUTANT(6) ? CAIRN_CU_OK : cuda->driver.cuEventSynchronize(slice->done);
+    const cairn_status status = cairn_cuda_check(cuda, result, "a list of work", why);
+    if (status != CAIRN_OK) return status;
+    cairn_cuda_plan_end(&slice->plan);
+    cairn_cuda_plan_clear(&slice->plan);
+    slice->is_under_way = false;
+    return CAIRN_OK;
+}
+
+void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream, uint64_t list)
+{
+    const struct cairn_cuda *cuda = cuda_of(stream);
+    const struct cairn_cuda_slice *slice = &stream->slices[0];
+    if (!MUTANT(15)) {
+        (void)cairn_cuda_wait(cuda, stream->in, slice->loaded);
+        (void)cairn_cuda_wait(cuda, stream->compute, slice->computed);
+        if (!MUTANT(16)) (void)cairn_cuda_wait(cuda, stream->out, slice->done);
+    }
+    for (int i = 0; i < CAIRN_CUDA_SLICES; i++) {
+        if (stream->slices[i].is_under_way && stream->slices[i].list != list) continue;
+        cairn_cuda_plan_clear(&stream->slices[i].plan);
+        stream->slices[i].is_under_way = false;
+    }
+}
+
+/* ==== spans ==== */
+
+/* Spans of addresses: few, so that a list in order does. */
+
+/* The first span that ends behind the address; count if none does. */
+static size_t first_behind(const struct cairn_cuda_spans *spans, uint64_t at)
+{
+    size_t low = 0, high = spans->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (spans->list[middle].at + spans->list[middle].bytes > at)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+static cairn_status make_room(struct cairn_cuda_spans *spans)
+{
+    if (spans->count < spans->capacity) return CAIRN_OK;
+    const size_t capacity = spans->capacity == 0 ? 64 : 2 * spans->capacity;
+    struct cairn_cuda_span *list = realloc(spans->list, capacity * sizeof *list);
+    if (list == NULL) return CAIRN_ERR_NO_MEMORY;
+    spans->list = list;
+    spans->capacity = capacity;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cuda_spans_add(struct cairn_cuda_spans *spans, struct cairn_cuda_span span)
+{
+    const size_t index = first_behind(spans, span.at);
+    if (index < spans->count && spans->list[index].at - span.at < span.bytes)
+        return CAIRN_ERR_EXISTS;
+    if (index < spans->count && spans->list[index].at <= span.at) return CAIRN_ERR_EXISTS;
+    const cairn_status status = make_room(spans);
+    if (status != CAIRN_OK) return status;
+    memmove(&spans->list[index + 1], &spans->list[index], (spans->count - index) * sizeof span);
+    spans->list[index] = span;
+    spans->count++;
+    return CAIRN_OK;
+}
+
+struct cairn_cuda_span cairn_cuda_spans_take(struct cairn_cuda_spans *spans, uint64_t at)
+{
+    const size_t index = first_behind(spans, at);
+    struct cairn_cuda_span span = { 0 };
+    if (index == spans->count || spans->list[index].at != at) return span;
+    span = spans->list[index];
+    spans->count--;
+    memmove(&spans->list[index], &spans->list[index + 1], (spans->count - index) * sizeof span);
+    return span;
+}
+
+struct cairn_cuda_span cairn_cuda_spans_overlapping(const struct cairn_cuda_spans *spans,
+                                                    struct cairn_cuda_span with)
+{
+    const size_t index = first_behind(spans, with.at);
+    if (index == spans->count || spans->list[index].at >= with.at + with.bytes)
+        return (struct cairn_cuda_span) { 0 };
+    return spans->list[index];
+}
+
+void cairn_cuda_spans_trim(const struct cairn_cuda_spans *spans, struct cairn_cuda_span *span)
+{
+    uint64_t at = span->at, end = span->at + span->bytes;
+    while (at < end) {
+        const struct cairn_cuda_span first = cairn_cuda_spans_overlapping(
+            spans, (struct cairn_cuda_span) { at, 1 });
+        if (first.bytes == 0) break;
+        at = first.at + first.bytes;
+    }
+    while (at < end) {
+        const struct cairn_cuda_span last = cairn_cuda_spans_overlapping(
+            spans, (struct cairn_cuda_span) { end - 1, 1 });
+        if (last.bytes == 0) break;
+        end = last.at;
+    }
+    *span = (struct cairn_cuda_span) { at, at < end ? end - at : 0 };
+}
+
+bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, uint64_t bytes)
+{
+    const size_t index = first_behind(spans, at);
+    if (index == spans->count || spans->list[index].at > at) return false;
+    return bytes <= spans->list[index].at + spans->list[index].bytes - at;
+}
+
+uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn_cuda_span within,
+                              uint64_t bytes)
+{
+    const uint64_t end = within.at + within.bytes;
+    uint64_t at = within.at;
+    size_t i = first_behind(spans, at);
+    for (; i < spans->count && spans->list[i].at < end; i++) {
+        if (spans->list[i].at - at >= bytes) return at;
+        at = spans->list[i].at + spans->list[i].bytes;
+    }
+    return end - at >= bytes ? at : 0;
+}
+
+/* ==== stream ==== */
+
+#define SIDES         (2u * CAIRN_CUDA_SLICES)
+#define CARD_PER_PLAN 8192u
+
+static int open_streams(struct cairn_cuda_stream *stream, const struct cairn_driver *driver)
+{
+    int result = driver->cuStreamCreate(&stream->in, CAIRN_CU_STREAM_NON_BLOCKING);
+    if (result == CAIRN_CU_OK)
+        result = driver->cuStreamCreate(&stream->compute, CAIRN_CU_STREAM_NON_BLOCKING);
+    if (result == CAIRN_CU_OK)
+        result = driver->cuStreamCreate(&stream->out, CAIRN_CU_STREAM_NON_BLOCKING);
+    return result;
+}
+
+static int open_events(struct cairn_cuda_slice *slice, const struct cairn_driver *driver)
+{
+    int result = driver->cuEventCreate(&slice->loaded, CAIRN_CUDA_EVENT);
+    if (result == CAIRN_CU_OK) result = driver->cuEventCreate(&slice->computed, CAIRN_CUDA_EVENT);
+    if (result == CAIRN_CU_OK) result = driver->cuEventCreate(&slice->done, CAIRN_CUDA_EVENT);
+    return result;
+}
+
+uint64_t cairn_cuda_staging_bytes(uint64_t card_bytes)
+{
+    const uint64_t page = 4096, most = CAIRN_CUDA_PLAN_BYTES_MAX, least = most / 4;
+    uint64_t bytes = card_bytes / CARD_PER_PLAN / page * page;
+    if (bytes < least) bytes = least;
+    return SIDES * (bytes < most ? bytes : most);
+}
+
+static cairn_status open_plan(struct cairn_cuda_stream *stream, int index,
+                              struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(stream->stream.home);
+    struct cairn_cuda_plan *plan = &stream->slices[index].plan;
+    const size_t bytes = (size_t)cuda->home.info.stream_bytes / SIDES, in = (size_t)index * bytes,
+                 out = in + CAIRN_CUDA_SLICES * bytes;
+    const uint64_t device = (uint64_t)(uintptr_t)stream->staging.base;
+    plan->bytes = bytes;
+    plan->space = cuda->space;
+    plan->is_pinned = cairn_cuda_is_pinned;
+    plan->cuda = cuda;
+    plan->in = (struct cairn_cuda_plan_side) { .host = stream->pinned + in, .device = device + in };
+    plan->out = (struct cairn_cuda_plan_side) { .host = stream->pinned + out,
+                                                .device = device + out };
+    if (cairn_cuda_plan_init(plan) == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a stream's plans");
+}
+
+static void close_staging(struct cairn_cuda_stream *stream)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(stream->stream.home);
+    for (int i = 0; i < CAIRN_CUDA_SLICES; i++) cairn_cuda_plan_release(&stream->slices[i].plan);
+    cairn_home_memory_close(&stream->staging);
+    if (stream->pinned != NULL && !atomic_load(&cuda->has_failed))
+        (void)cuda->driver.cuMemFreeHost(stream->pinned);
+    stream->pinned = NULL;
+}
+
+static cairn_status open_all(struct cairn_cuda_stream *stream, struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(stream->stream.home);
+    cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK) return status;
+    int result = open_streams(stream, &cuda->driver);
+    for (int i = 0; i < CAIRN_CUDA_SLICES && result == CAIRN_CU_OK; i++)
+        result = open_events(&stream->slices[i], &cuda->driver);
+    return cairn_cuda_check(cuda, result, "opening a stream", why);
+}
+
+/* On the card's side of the host, whose thread this is for so long. */
+static int pin_staging(struct cairn_cuda *cuda, uint8_t **pinned_out, size_t bytes)
+{
+    struct cairn_numa_before before;
+    (void)cairn_numa_go(cuda->home.info.numa_node, &before); // or it lies where it lies
+    const int result = cuda->driver.cuMemAllocHost((void **)pinned_out, bytes);
+    cairn_numa_return(&before);
+    return result;
+}
+
+cairn_status cairn_cuda_stream_begin(struct cairn_home_stream *begun, struct cairn_sentence *why)
+{
+    struct cairn_cuda_stream *stream = (struct cairn_cuda_stream *)begun;
+    struct cairn_cuda *cuda = cairn_cuda_of(begun->home);
+    cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK || stream->pinned != NULL) return status;
+    uint8_t *pinned = NULL;
+    const size_t bytes = (size_t)cuda->home.info.stream_bytes;
+    status = cairn_home_memory_open(&cuda->home, "a stream's staging", bytes, &stream->staging,
+                                    why);
+    if (status == CAIRN_OK)
+        status = cairn_cuda_check(cuda, pin_staging(cuda, &pinned, bytes),
+                                  "pinning a stream's staging", why);
+    stream->pinned = pinned;
+    for (int i = 0; i < CAIRN_CUDA_SLICES && status == CAIRN_OK; i++)
+        status = open_plan(stream, i, why);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    close_staging(stream);
+    return status;
+}
+
+static void close_slice(struct cairn_cuda_slice *slice, const struct cairn_driver *driver)
+{
+    if (slice->loaded != NULL) (void)driver->cuEventDestroy(slice->loaded);
+    if (slice->computed != NULL) (void)driver->cuEventDestroy(slice->computed);
+    if (slice->done != NULL) (void)driver->cuEventDestroy(slice->done);
+}
+
+void cairn_cuda_stream_close(struct cairn_home_stream *closed)
+{
+    struct cairn_cuda_stream *stream = (struct cairn_cuda_stream *)closed;
+    struct cairn_cuda *cuda = cairn_cuda_of(closed->home);
+    cairn_cuda_enter_anyway(cuda);
+    for (int i = 0; i < CAIRN_CUDA_SLICES; i++) close_slice(&stream->slices[i], &cuda->driver);
+    close_staging(stream);
+    if (stream->in != NULL) (void)cuda->driver.cuStreamDestroy(stream->in);
+    if (stream->compute != NULL) (void)cuda->driver.cuStreamDestroy(stream->compute);
+    if (stream->out != NULL) (void)cuda->driver.cuStreamDestroy(stream->out);
+    free(stream);
+}
+
+cairn_status cairn_cuda_stream_open(struct cairn_home *home, struct cairn_home_stream **stream_out,
+                                    struct cairn_sentence *why)
+{
+    struct cairn_cuda_stream *stream = calloc(1, sizeof *stream);
+    if (stream == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a stream");
+    stream->stream.home = home;
+    const cairn_status status = open_all(stream, why);
+    if (status == CAIRN_OK)
+        *stream_out = &stream->stream;
+    else
+        cairn_cuda_stream_close(&stream->stream);
     return status;
 }

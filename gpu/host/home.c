@@ -1,10 +1,22 @@
 /* The host's home: memory of this process, and works that the thread which runs them does at once. */
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fenv.h>
+#include <float.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "gpu/host/host.h"
-#include "gpu/host/memory.h"
+#include "proto/base/machine.h"
 
 static void close_home(struct cairn_home *home)
 {
@@ -158,4 +170,307 @@ struct cairn_home *cairn_home_host(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, name_device);
     return &host_home;
+}
+
+/* ==== backend ==== */
+
+/* Which of the host's tables is used, and what a thread must be like to use it. */
+
+_Static_assert(FLT_EVAL_METHOD == 0, "fp32 operations round to fp32, not to x87 registers");
+
+const char *cairn_backend_host_isa(uint32_t isa)
+{
+    static const char *const names[CAIRN_HOST_ISA_COUNT] = { "plain", "avx2", "avx512" };
+    assert(isa < CAIRN_HOST_ISA_COUNT);
+    return names[isa];
+}
+
+const struct cairn_backend *cairn_backend_host_at(uint32_t isa)
+{
+    assert(isa < CAIRN_HOST_ISA_COUNT);
+#if defined(__x86_64__)
+    if (isa == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return &cairn_host_avx512;
+    if (isa == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return &cairn_host_avx2;
+#endif
+    return isa == 0 ? &cairn_host_plain : NULL;
+}
+
+const struct cairn_backend *cairn_backend_host(void)
+{
+    static const struct cairn_backend *chosen; // whoever chooses at the same time chooses the same
+    const struct cairn_backend *host = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
+    if (host != NULL) return host;
+    const char *wanted = getenv("CAIRN_HOST_ISA");
+    for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
+        const struct cairn_backend *at = cairn_backend_host_at(isa);
+        if (at == NULL) continue;
+        host = at;
+        if (wanted != NULL && strcmp(wanted, at->isa) == 0) break;
+    }
+    __atomic_store_n(&chosen, host, __ATOMIC_RELEASE);
+    return host;
+}
+
+bool cairn_wire_dtype_ok(int dtype)
+{
+    return dtype == CAIRN_F32 || dtype == CAIRN_BF16;
+}
+
+bool cairn_float_env_ok(void)
+{
+#if defined(__SSE2__)
+    // All exceptions masked, to nearest, no flush to zero, subnormals are not read as zero. The low
+    // six bits are sticky flags that any operation may have set.
+    return (_mm_getcsr() & ~0x3fu) == 0x1f80;
+#else
+    volatile float least_normal = FLT_MIN;
+    return fegetround() == FE_TONEAREST && least_normal / 2 != 0;
+#endif
+}
+
+/* ==== memory ==== */
+
+/* Memory of the host's home: segments of at most 64 MiB, each a memfd of its own, mapped side by side. */
+
+struct cairn_home_segment {
+    int fd; /* owned; -1: not made yet, or given back */
+};
+
+/* In whole pages. */
+static size_t pages_of(uint64_t bytes)
+{
+    return (size_t)((bytes + 4095) / 4096 * 4096);
+}
+
+static uint64_t room_of(const struct cairn_home_memory *memory)
+{
+    return memory->room_bytes != 0 ? memory->room_bytes : memory->bytes;
+}
+
+/* The bytes of a segment's memfd. A segment that other processes have mapped cannot change its
+ * size. So an exportable segment has from the first the size that the room allows; only the pages
+ * that are touched take memory. */
+static uint64_t bytes_of(const struct cairn_home_memory *memory, uint64_t segment)
+{
+    return cairn_segment_bytes(memory->is_exportable ? room_of(memory) : memory->bytes, segment);
+}
+
+static uint8_t *address_of(const struct cairn_home_memory *memory, uint64_t segment)
+{
+    return (uint8_t *)memory->base + segment * CAIRN_SEGMENT_BYTES;
+}
+
+/* The segment's bytes from `from` on, a multiple of a page: those before it are there. */
+static bool map_from(const struct cairn_home_memory *memory, uint64_t segment, size_t from)
+{
+    const int fd = memory->segments[segment].fd;
+    const size_t bytes = (size_t)bytes_of(memory, segment);
+    if (ftruncate(fd, (off_t)bytes) != 0) return false;
+    if (from >= bytes) return true;
+    void *at = mmap(address_of(memory, segment) + from, bytes - from, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, (off_t)from);
+    if (at == MAP_FAILED) return false;
+    madvise(at, bytes - from, MADV_HUGEPAGE); // a third faster, once backed
+    return true;
+}
+
+static bool make(const struct cairn_home_memory *memory, const char *label, uint64_t segment)
+{
+    const int fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return false;
+    memory->segments[segment].fd = fd;
+    return map_from(memory, segment, 0);
+}
+
+void cairn_host_memory_close(struct cairn_home_memory *memory)
+{
+    munmap(memory->base, (size_t)room_of(memory));
+    for (uint64_t i = 0; memory->segments != NULL && i < cairn_home_memory_segments(memory); i++)
+        if (memory->segments[i].fd >= 0) close(memory->segments[i].fd);
+    free(memory->segments);
+}
+
+static cairn_status fails(const struct cairn_home_memory *memory, const char *label,
+                          struct cairn_sentence *why)
+{
+    const int error = errno;
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot make %llu bytes of memory for %s: %s%s",
+                      (unsigned long long)memory->bytes, label, strerror(error),
+                      error != EMFILE ? ""
+                                      : " (one a 64 MiB: raise the limit of open files, as by "
+                                        "LimitNOFILE of the unit)");
+}
+
+cairn_status cairn_host_memory_open(struct cairn_home *home, const char *label,
+                                    struct cairn_home_memory *memory_out,
+                                    struct cairn_sentence *why)
+{
+    const uint64_t count = cairn_home_memory_segments(memory_out);
+    struct cairn_home_memory memory = *memory_out;
+    (void)home;
+    memory.base = cairn_pages_reserve((size_t)room_of(&memory));
+    if (memory.base == MAP_FAILED) return fails(memory_out, label, why);
+    memory.segments = malloc((size_t)count * sizeof *memory.segments);
+    bool made = memory.segments != NULL;
+    for (uint64_t i = 0; made && i < count; i++) memory.segments[i].fd = -1;
+    for (uint64_t i = 0; made && i < count; i++) made = make(&memory, label, i);
+    if (made) {
+        *memory_out = memory;
+        return CAIRN_OK;
+    }
+    const cairn_status status = fails(memory_out, label, why);
+    cairn_host_memory_close(&memory);
+    return status;
+}
+
+/* Processes that have mapped the segment keep it. */
+void cairn_host_memory_give(struct cairn_home_memory *memory, uint64_t segment)
+{
+    if (memory->segments[segment].fd < 0) return;
+    void *none = mmap(address_of(memory, segment), (size_t)bytes_of(memory, segment), PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+    if (none == MAP_FAILED) return; // it has them still, until it is closed
+    close(memory->segments[segment].fd);
+    memory->segments[segment].fd = -1;
+}
+
+cairn_status cairn_host_memory_resize(struct cairn_home_memory *memory, const char *label,
+                                      uint64_t bytes, struct cairn_sentence *why)
+{
+    struct cairn_home_memory now = *memory;
+    now.bytes = bytes;
+    const uint64_t was = cairn_home_memory_segments(memory), is = cairn_home_memory_segments(&now);
+    const uint64_t first = (bytes < memory->bytes ? bytes : memory->bytes) / CAIRN_SEGMENT_BYTES;
+    struct cairn_home_segment *more = realloc(now.segments,
+                                              (size_t)(is > was ? is : was) * sizeof *more);
+    if (more == NULL) return fails(&now, label, why);
+    now.segments = memory->segments = more;
+    for (uint64_t i = was; i < is; i++) more[i].fd = -1;
+    for (uint64_t i = is; i < was; i++) cairn_host_memory_give(memory, i);
+    bool made = true;
+    for (uint64_t i = first; made && i < is; i++)
+        made = more[i].fd < 0
+                   ? make(&now, label, i)
+                   : memory->is_exportable || map_from(&now, i, pages_of(bytes_of(memory, i)));
+    if (made) {
+        *memory = now;
+        return CAIRN_OK;
+    }
+    const cairn_status status = fails(&now, label, why);
+    for (uint64_t i = was; i < is; i++) cairn_host_memory_give(&now, i);
+    for (uint64_t i = first; i < was; i++)
+        if (more[i].fd < 0) (void)make(memory, label, i);
+    return status;
+}
+
+cairn_status cairn_host_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
+                                      int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why)
+{
+    const int given = fcntl(memory->segments[segment].fd, F_DUPFD_CLOEXEC, 0);
+    if (given < 0)
+        return cairn_fail(why, CAIRN_ERR_IO, "cannot give memory to be mapped by others: %s",
+                          strerror(errno));
+    *fd_out = given;
+    *bytes_out = bytes_of(memory, segment);
+    return CAIRN_OK;
+}
+
+/* ==== digest ==== */
+
+/* Leaf hashes: the elements as little-endian bytes, every NaN as the one of its dtype; bytes as they are. */
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state is hashed as it lies in memory");
+
+static void canonical_16(uint8_t *out, const uint8_t *in, size_t elems, uint16_t infinity,
+                         uint16_t nan)
+{
+    for (size_t i = 0; i < elems; i++) {
+        uint16_t u;
+        memcpy(&u, in + sizeof u * i, sizeof u);
+        if ((u & 0x7fff) > infinity) u = nan;
+        memcpy(out + sizeof u * i, &u, sizeof u);
+    }
+}
+
+static void canonical_32(uint8_t *out, const uint8_t *in, size_t elems)
+{
+    for (size_t i = 0; i < elems; i++) {
+        uint32_t u;
+        memcpy(&u, in + sizeof u * i, sizeof u);
+        u = (u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u;
+        memcpy(out + sizeof u * i, &u, sizeof u);
+    }
+}
+
+static void canonical_64(uint8_t *out, const uint8_t *in, size_t elems)
+{
+    for (size_t i = 0; i < elems; i++) {
+        uint64_t u;
+        memcpy(&u, in + sizeof u * i, sizeof u);
+        if ((u & UINT64_MAX >> 1) > (uint64_t)0x7ff << 52) u = (uint64_t)0x7ff8 << 48;
+        memcpy(out + sizeof u * i, &u, sizeof u);
+    }
+}
+
+void cairn_host_canonical(void *out, const void *in, cairn_dtype dtype, size_t elems)
+{
+    assert(cairn_dtype_bytes((int)dtype) != 0);
+    switch (dtype) {
+    case CAIRN_F32: canonical_32(out, in, elems); break;
+    case CAIRN_BF16: canonical_16(out, in, elems, 0x7f80, 0x7fc0); break;
+    case CAIRN_F16: canonical_16(out, in, elems, 0x7c00, 0x7e00); break;
+    case CAIRN_F64: canonical_64(out, in, elems); break;
+    case CAIRN_U8: memcpy(out, in, elems); break;
+    }
+}
+
+static const uint8_t *hash_leaf(const uint8_t *in, cairn_dtype dtype,
+                                const struct cairn_geometry *geometry, uint64_t leaf,
+                                struct cairn_hash *out)
+{
+    uint8_t bytes[CAIRN_LEAF_ELEMS * sizeof(double)];
+    const size_t elems = (size_t)(cairn_leaf_first_elem(geometry, leaf + 1) -
+                                  cairn_leaf_first_elem(geometry, leaf));
+    const size_t size = elems * cairn_dtype_bytes((int)dtype);
+    cairn_host_canonical(bytes, in, dtype, elems);
+    cairn_leaf_hash(bytes, size, out);
+    return in + size;
+}
+
+static void assert_leaves(const struct cairn_geometry *geometry, uint64_t first, uint64_t count)
+{
+    assert(count <= geometry->leaf_count && first <= geometry->leaf_count - count);
+}
+
+void cairn_host_hash_each(const void *plane, cairn_dtype dtype,
+                          const struct cairn_geometry *geometry, uint64_t first_leaf,
+                          uint64_t leaf_count, struct cairn_hash *hashes_out)
+{
+    const uint8_t *in = plane;
+    assert_leaves(geometry, first_leaf, leaf_count);
+    for (uint64_t i = 0; i < leaf_count; i++)
+        in = hash_leaf(in, dtype, geometry, first_leaf + i, &hashes_out[i]);
+}
+
+/* Leaves that are hashed before they are pushed. */
+#define BATCH_LEAVES ((uint64_t)256)
+
+void cairn_backend_hash_leaves(const struct cairn_backend *backend, const void *plane,
+                               cairn_dtype dtype, const struct cairn_geometry *geometry,
+                               uint64_t leaf_count, struct cairn_tree *tree)
+{
+    const size_t elem_bytes = cairn_dtype_bytes((int)dtype);
+    const uint64_t first = cairn_leaf_first_elem(geometry, tree->next_leaf);
+    assert_leaves(geometry, tree->next_leaf, leaf_count);
+    for (uint64_t left = leaf_count, count; left > 0; left -= count) {
+        struct cairn_hash hashes[BATCH_LEAVES];
+        count = left < BATCH_LEAVES ? left : BATCH_LEAVES;
+        const uint64_t at = cairn_leaf_first_elem(geometry, tree->next_leaf) - first;
+        backend->hash_each((const uint8_t *)plane + at * elem_bytes, dtype, geometry,
+                           tree->next_leaf, count, hashes);
+        for (uint64_t i = 0; i < count; i++) cairn_tree_push_leaf(tree, &hashes[i]);
+    }
 }

@@ -7,6 +7,7 @@
 #define CAIRN_GPU_HOST_HOST_H
 
 #include "gpu/gpu.h"
+#include "gpu/home_kind.h"
 
 extern const struct cairn_backend cairn_host_plain;
 #if defined(__x86_64__)
@@ -19,5 +20,19 @@ void cairn_host_canonical(void *out, const void *in, cairn_dtype dtype, size_t e
 void cairn_host_hash_each(const void *plane, cairn_dtype dtype,
                           const struct cairn_geometry *geometry, uint64_t first_leaf,
                           uint64_t leaf_count, struct cairn_hash *hashes_out);
+
+/* ==== memory ==== */
+
+/* The host's home: its memory, as of gpu/home_kind.h. Private to gpu/host. */
+
+cairn_status cairn_host_memory_open(struct cairn_home *home, const char *label,
+                                    struct cairn_home_memory *memory_out,
+                                    struct cairn_sentence *why);
+void cairn_host_memory_close(struct cairn_home_memory *memory);
+cairn_status cairn_host_memory_resize(struct cairn_home_memory *memory, const char *label,
+                                      uint64_t bytes, struct cairn_sentence *why);
+cairn_status cairn_host_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
+                                      int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why);
+void cairn_host_memory_give(struct cairn_home_memory *memory, uint64_t segment);
 
 #endif

@@ -1,4 +1,4 @@
-/* The fold of whole leaves with their sums of squares, in the order of gpu/host/isa/norm.h: the square of
+/* The fold of whole leaves with their sums of squares, in the order of gpu/host/isa/fold.h: the square of
  * element i is added to sum i mod 32, in order; then sum k += sum k + w for w = 16, 8, 4, 2, 1.
  *
  * A warp does four leaves at once, eight lanes each: a lane has the sums 4 * (lane mod 8) and the three

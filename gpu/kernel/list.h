@@ -44,7 +44,7 @@
     X(copy, struct cairn_copy_item, 8)       /* bytes, in runs with strides */                    \
     X(zero, struct cairn_zero_item, 8)                                                            \
     X(hash, struct cairn_hash_item, 2) /* the leaf hashes of .hash_each */                        \
-    X(init, struct cairn_init_item, 8) /* cairn_init_elems of proto/spec/initializer.h */
+    X(init, struct cairn_init_item, 8) /* cairn_init_elems of proto/spec/optimizer.h */
 
 enum cairn_kernel_number {
 #define CAIRN_KERNEL_NUMBER(name, item, warps) CAIRN_KERNEL_##name,

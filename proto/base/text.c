@@ -1,6 +1,12 @@
 #include "proto/base/text.h"
 
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
+
+#include "proto/base/status.h"
+#include "proto/base/xxh.h"
 
 /* Bytes of the well-formed UTF-8 sequence at s, which ends in NUL; 0 if there is none. */
 static size_t sequence_at(const unsigned char *s)
@@ -77,4 +83,144 @@ void cairn_text_mend(char *text, const char *keep)
         }
         s += length;
     }
+}
+
+/* ==== sentence ==== */
+
+#define CUT "…" /* three bytes */
+
+/* `text` has `bytes` of a longer one: what of it is left ends behind a word, or where there is none for long,
+ * behind a character. With the mark it has `bytes` at most. */
+static void cut_at_word(char *text, size_t bytes)
+{
+    size_t end = bytes - (sizeof CUT - 1);
+    while (end > 0 && ((unsigned char)text[end] & 0xc0) == 0x80) end--; // within a character
+    size_t word = end;
+    while (word > end / 2 && text[word] != ' ') word--;
+    if (text[word] == ' ') end = word;
+    while (end > 0 && strchr(" ,;:", text[end - 1]) != NULL) end--;
+    memcpy(text + end, CUT, sizeof CUT);
+}
+
+struct cairn_sentence cairn_sentence_brief(const char *text, size_t bytes_max)
+{
+    struct cairn_sentence brief;
+    const size_t most = bytes_max < sizeof brief.text - 1 ? bytes_max : sizeof brief.text - 1;
+    const size_t bytes = strnlen(text, most + 1);
+    memcpy(brief.text, text, bytes <= most ? bytes : most);
+    brief.text[bytes <= most ? bytes : most] = '\0';
+    if (bytes > most && most > sizeof CUT) cut_at_word(brief.text, most);
+    return brief;
+}
+
+// Formats into a copy first, since an argument may be the sentence itself.
+static void write_from(struct cairn_sentence *s, size_t start, const char *format, va_list args)
+{
+    struct cairn_sentence copy;
+    const size_t room = sizeof copy.text - start;
+    const int length = vsnprintf(copy.text, room, format, args);
+    if (length < 0) copy.text[0] = '\0';
+    if (length >= (int)room && room > sizeof CUT) cut_at_word(copy.text, room - 1);
+    memcpy(s->text + start, copy.text, strlen(copy.text) + 1);
+}
+
+void cairn_sentence_set(struct cairn_sentence *s, const char *format, ...)
+{
+    if (s == NULL) return;
+    va_list args;
+    va_start(args, format);
+    write_from(s, 0, format, args);
+    va_end(args);
+}
+
+void cairn_sentence_add(struct cairn_sentence *s, const char *format, ...)
+{
+    if (s == NULL) return;
+    va_list args;
+    va_start(args, format);
+    write_from(s, strlen(s->text), format, args);
+    va_end(args);
+}
+
+cairn_status cairn_fail(struct cairn_sentence *s, cairn_status status, const char *format, ...)
+{
+    if (s == NULL) return status;
+    va_list args;
+    va_start(args, format);
+    write_from(s, 0, format, args);
+    va_end(args);
+    return status;
+}
+
+/* ==== status ==== */
+
+struct row {
+    int number;
+    int exit_code;
+    const char *name;
+    const char *text;
+};
+
+static const struct row rows[] = {
+#define X(name, number, exit_code, text) { number, exit_code, "CAIRN_" #name, text },
+    CAIRN_STATUS_TABLE(X)
+#undef X
+};
+
+static const struct row *find(int status)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].number == status) return &rows[i];
+    return NULL;
+}
+
+const char *cairn_status_code_name(int status)
+{
+    const struct row *row = find(status);
+    return row != NULL ? row->name : "CAIRN_ERR_?";
+}
+
+const char *cairn_status_text(int status)
+{
+    const struct row *row = find(status);
+    return row != NULL ? row->text : "an unknown status code";
+}
+
+int cairn_status_exit(int status)
+{
+    const struct row *row = find(status);
+    return row != NULL ? row->exit_code : 1;
+}
+
+int cairn_status_known(int status)
+{
+    return find(status) != NULL;
+}
+
+/* ==== checksum ==== */
+
+struct cairn_checksum *cairn_checksum_new(void)
+{
+    return (struct cairn_checksum *)XXH3_createState();
+}
+
+void cairn_checksum_free(struct cairn_checksum *sum)
+{
+    XXH3_freeState((XXH3_state_t *)sum);
+}
+
+/* The calls of XXH3 fail on NULL only. */
+void cairn_checksum_begin(struct cairn_checksum *sum)
+{
+    XXH3_64bits_reset((XXH3_state_t *)sum);
+}
+
+void cairn_checksum_add(struct cairn_checksum *sum, const void *bytes, size_t count)
+{
+    XXH3_64bits_update((XXH3_state_t *)sum, bytes, count);
+}
+
+uint64_t cairn_checksum_end(const struct cairn_checksum *sum)
+{
+    return XXH3_64bits_digest((const XXH3_state_t *)sum);
 }

@@ -5,10 +5,49 @@
 #ifndef CAIRN_BASE_TEXT_H
 #define CAIRN_BASE_TEXT_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <unistd.h>
 
-#include "proto/base/sentence.h"
+#include "proto/base/status.h"
+
+/* ==== sentence ==== */
+
+/* A sentence for people: what was refused or failed, why, and what to do.
+ *
+ * Functions that can fail in a way an operator or a user must understand take a
+ * `struct cairn_sentence *why` as their last parameter; it may be NULL. It is written only on
+ * failure. Whoever decides the error writes it, with the numbers; others pass it on. Text of a
+ * stranger may stand in it, cut anywhere, so a sentence is never trusted to be printable: the log
+ * escapes it, and who shows it to people makes text of it (text.h). Pure; no ownership; any thread. */
+
+#define CAIRN_SENTENCE_BYTES 2048 /* holds a list of twenty tensors */
+
+struct cairn_sentence {
+    char text
+        [CAIRN_SENTENCE_BYTES]; /* always ends in NUL; a longer one ends behind a word, in "…" */
+};
+
+/* Writes the sentence, cut to fit. `s` may be NULL: then nothing happens. An argument may be the
+ * sentence's own text ("chunk 3: %s" around what a callee wrote). */
+void cairn_sentence_set(struct cairn_sentence *s, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Adds to the end, cut to fit: for lists of differences. */
+void cairn_sentence_add(struct cairn_sentence *s, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* `text` for within another sentence: of at most `bytes_max` bytes, a longer one cut behind a word, with "…".
+ * Its .text lives as long as the expression that it stands in. Never cut a sentence with "%.300s". */
+struct cairn_sentence cairn_sentence_brief(const char *text, size_t bytes_max);
+
+/* Writes the sentence and returns `status`: `return cairn_fail(why, CAIRN_ERR_CONFIG, "...");` */
+cairn_status cairn_fail(struct cairn_sentence *s, cairn_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* ==== text ==== */
 
 /* True if `text` is text of 1 to bytes_max bytes. False for NULL. */
 bool cairn_text_ok(const char *text, size_t bytes_max);
@@ -21,5 +60,89 @@ size_t cairn_text_beyond_ascii(const char *text);
 /* Makes text of any string: a '?' for every byte that is part of none. Control characters of `keep` stay:
  * "\n" in what may have several lines, "" in a line. */
 void cairn_text_mend(char *text, const char *keep);
+
+/* ==== whole ==== */
+
+/* Reads and writes of a descriptor that go on where the kernel stops short or a signal interrupts. */
+
+/* False: errno says why, and some of it may be written. */
+static inline bool cairn_write_whole(int fd, const void *bytes, size_t count)
+{
+    const uint8_t *next = bytes;
+    while (count > 0) {
+        const ssize_t written = write(fd, next, count);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return false;
+        next += written;
+        count -= (size_t)written;
+    }
+    return true;
+}
+
+/* To the end of the file, or of the room. How many bytes; -1: errno says why. */
+static inline ssize_t cairn_read_whole(int fd, void *room, size_t count)
+{
+    size_t have = 0;
+    while (have < count) {
+        const ssize_t got = read(fd, (uint8_t *)room + have, count - have);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (got == 0) break;
+        have += (size_t)got;
+    }
+    return (ssize_t)have;
+}
+
+/* ==== lower bound ==== */
+
+/* The search in arrays of structs that are sorted by a number. Pure. */
+
+/* The index of the first of array[count] whose number, the uint32_t at `key_at`, is not below `key`; count if
+ * there is none. The array is sorted by that number. `size`: bytes of a struct. */
+static inline size_t cairn_lower_bound(const void *array, size_t count, size_t size, size_t key_at,
+                                       uint32_t key)
+{
+    size_t low = 0, high = count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (*(const uint32_t *)((const char *)array + middle * size + key_at) < key)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ==== little endian ==== */
+
+/* Numbers as bytes, the least first, as they stand in messages and files. Pure. */
+
+/* The low `bytes` of the value, 8 at most. */
+static inline void cairn_le_put(uint8_t *out, uint64_t value, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
+}
+
+static inline uint64_t cairn_le_get(const uint8_t *in, size_t bytes)
+{
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)in[i] << (8 * i);
+    return value;
+}
+
+/* ==== checksum ==== */
+
+/* The checksum of a chunk (cairn_chunk_checksum, XXH3-64), made as the bytes come by. Any thread, one at a
+ * time. */
+
+struct cairn_checksum;
+
+struct cairn_checksum *cairn_checksum_new(void); /* NULL: no memory */
+void cairn_checksum_free(struct cairn_checksum *sum);
+
+void cairn_checksum_begin(struct cairn_checksum *sum);
+void cairn_checksum_add(struct cairn_checksum *sum, const void *bytes, size_t count);
+/* The checksum of all bytes added since cairn_checksum_begin; there must be at least one. */
+uint64_t cairn_checksum_end(const struct cairn_checksum *sum);
 
 #endif

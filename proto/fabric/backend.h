@@ -9,6 +9,8 @@
 #define CAIRN_FABRIC_BACKEND_H
 
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <sys/queue.h>
 
 #include "proto/fabric/fabric.h"
@@ -213,5 +215,98 @@ unsigned fabric_deliver(struct cairn_fabric *fabric);
 extern const struct fabric_backend fabric_ucx;
 extern const struct fabric_backend fabric_auto;
 extern const struct fabric_backend fabric_mapped;
+
+/* ==== flight ==== */
+
+/* Flights, by serial: payloads that a peer has been told of and has not released yet. A serial is
+ * an index and a generation: finding it takes one look, and a serial that a peer made up, or says
+ * twice, is not found. Private to proto/fabric.
+ *
+ * A pointer to a flight holds until the next begin. All zero: an empty table; free(flights->all) at its
+ * end. */
+
+struct ucx_share;
+
+struct fabric_pages { /* of the staging area of "mapped" */
+    uint32_t arena, first, count;
+};
+
+struct fabric_flight {
+    struct fabric_op *op;      /* by reference; NULL: a copy of ours, or its peer was closed */
+    struct fabric_pages pages; /* mapped; count 0: by reference */
+    bool is_written;           /* mapped: the frame is told */
+    const void *payload;       /* ucx: to be sent whole, if the peer cannot read it */
+    struct ucx_share *share;   /* ucx: that it lies in, with a reference */
+    uint32_t generation;       /* in the serial, so that an old one means nothing */
+    uint32_t next_free;        /* while it is free */
+    bool is_used;
+};
+
+struct fabric_flights {
+    struct fabric_flight *all; /* [capacity], owned */
+    uint32_t capacity, first_free;
+};
+
+CAIRN_MUST_CHECK cairn_status fabric_flight_begin(struct fabric_flights *flights,
+                                                  uint64_t *serial_out);
+/* NULL: no flight of now has this serial. */
+struct fabric_flight *fabric_flight_find(struct fabric_flights *flights, uint64_t serial);
+void fabric_flight_end(struct fabric_flights *flights, struct fabric_flight *flight);
+
+/* ==== far copy ==== */
+
+/* memcpy for what will not be read again before the caches have forgotten it: written around them, which
+ * spares reading every line that is written, and leaves them to others. A third faster where two cores
+ * copy at a time. to and from do not overlap. Any thread. */
+
+void cairn_far_copy(void *to, const void *from, size_t bytes);
+
+/* ==== stagger ==== */
+
+/* Chooses where arrays begin that one loop goes through side by side.
+ *
+ * A core's nearest cache finds a line by the bits of its address below 4 KiB, and AMD's (Zen) then guesses
+ * the way by a hash of those above: streams that agree in both, as arrays do that lie 256 MiB apart, throw
+ * each other's lines out at every step, down to a fifth of the speed. Bits below 4 KiB alone are enough to
+ * keep streams apart, on any processor (on others it spares loads that wait for a store they have nothing
+ * to do with). So the n-th stream of a loop begins n times CAIRN_STAGGER_LINES lines later than pages do:
+ * five of them, the most that a loop of ours has, are 12 lines or more from any multiple of 4 KiB apart.
+ *
+ * This holds for streams that advance at the same pace. A bf16 stream beside fp32 ones drifts past
+ * them, once in 8 KiB.
+ *
+ * Pure; any thread. */
+
+#define CAIRN_LINE_BYTES    ((size_t)64)
+#define CAIRN_STAGGER_PAGE  ((size_t)4096)
+#define CAIRN_STAGGER_LINES ((size_t)13)
+#define CAIRN_STAGGER_BYTES (CAIRN_STAGGER_LINES * CAIRN_LINE_BYTES)
+
+/* The streams of an update. The published one begins with a page, since other processes map it,
+ * too. */
+enum cairn_update_stream {
+    CAIRN_STREAM_WIRE,
+    CAIRN_STREAM_PARAM,
+    CAIRN_STREAM_EXP_AVG,
+    CAIRN_STREAM_EXP_AVG_SQ,
+    CAIRN_STREAM_SUM,
+    CAIRN_STREAMS
+};
+
+/* How far behind the beginning of a page the n-th stream begins. */
+static inline size_t cairn_stagger_begin(size_t stream)
+{
+    return stream * CAIRN_STAGGER_BYTES % CAIRN_STAGGER_PAGE;
+}
+
+/* An array of `bytes` is cut in so many streams of this many bytes each, of whole lines; there is a rest
+ * behind the last one. 0: it is too short to be cut. */
+static inline size_t cairn_stagger_cut(size_t bytes, size_t streams)
+{
+    const size_t page_lines = CAIRN_STAGGER_PAGE / CAIRN_LINE_BYTES;
+    const size_t lines = bytes / streams / CAIRN_LINE_BYTES;
+    const size_t wanted = page_lines - CAIRN_STAGGER_LINES; // the next one is so much before a page
+    return lines < wanted ? 0 : (lines - (lines - wanted) % page_lines) * CAIRN_LINE_BYTES;
+}
 
 #endif

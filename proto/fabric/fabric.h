@@ -33,7 +33,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/base/sentence.h"
+#include "proto/base/text.h"
 
 enum {
     CAIRN_FABRIC_HEADER_MAX = 256,      /* bytes of a message's header */
@@ -321,7 +321,7 @@ void cairn_fabric_region_drop(struct cairn_fabric_region *region);
 /* Where the payload lies, to be read by any thread until the message is received or dropped. NULL:
  * it has to be received. The payload is the sender's memory: judge it only after copying it; a
  * faulty sender may change it, and a page that the sender's host cannot supply is SIGBUS in the
- * thread that reads (server/base/guard.h). For path "device" the result is an address of
+ * thread that reads (server/base/listener.h). For path "device" the result is an address of
  * options.device, for its card to read. */
 const void *cairn_fabric_message_view(const struct cairn_fabric_message *message);
 

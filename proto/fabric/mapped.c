@@ -4,12 +4,14 @@
  *
  * A node listens under a random name of the abstract namespace: no file stays behind, no folder has to be
  * shared with whom a daemon's PrivateTmp keeps apart, and no mode decides who connects: that does the key in
- * the address (mapped_frame.h). Who connects and does not prove that it knows the key delays at most those of
- * its own user (mapped_in.c). With options.socket_folder it is a socket file there, for containers that share
+ * the address (mapped.h). Who connects and does not prove that it knows the key delays at most those of
+ * its own user (mapped_flow.c). With options.socket_folder it is a socket file there, for
+ * containers that share
  * a folder but no network namespace. */
 #include "proto/fabric/mapped.h"
 
 #include <errno.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +19,12 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/base/checksum.h"
+#include "proto/base/text.h"
 
 enum { EVENTS_PER_PROGRESS = 32, ACCEPTS_PER_TURN = 16, BACKLOG = 4096 };
 
@@ -385,3 +388,409 @@ const struct fabric_backend fabric_mapped = {
     .imports = mapped_imports,
     .hold_off = mapped_hold_off,
 };
+
+/* ==== mapped peer ==== */
+
+/* Peers of the mapped fabric: how a connection to one begins, and how it ends. */
+
+static int connect_socket(const struct mapped_address *address)
+{
+    struct sockaddr_un to = { .sun_family = AF_UNIX };
+    static_assert(sizeof to.sun_path == sizeof address->path, "as the kernel has it");
+    memcpy(to.sun_path, address->path, address->path_bytes);
+    const socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) +
+                                        address->path_bytes);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return -1;
+    if (connect(fd, (const struct sockaddr *)&to, bytes) == 0) return fd;
+    close(fd); // nobody there, not allowed, or more than 4096 connect at this moment
+    return -1;
+}
+
+static bool is_unwilling(const struct mapped_fabric *fabric, const uint8_t *key)
+{
+    for (uint32_t i = 0; i < fabric->unwilling.count && i < MAPPED_UNWILLING_MAX; i++)
+        if (memcmp(fabric->unwilling.keys[i], key, FRAME_KEY_BYTES) == 0) return true;
+    return false;
+}
+
+cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes)
+{
+    struct mapped_fabric *fabric = mapped_of(peer->fabric);
+    struct mapped_address to;
+    if (bytes != sizeof to) return CAIRN_ERR_MALFORMED;
+    memcpy(&to, address, sizeof to);
+    if (to.path_bytes == 0 || to.path_bytes > sizeof to.path) return CAIRN_ERR_MALFORMED;
+    if (to.cards.count > CAIRN_FABRIC_UUIDS_MAX) return CAIRN_ERR_MALFORMED;
+    if (!mapped_is_this_host(fabric, &to)) return CAIRN_ERR_UNREACHABLE;
+    struct mapped_out *out = calloc(1, sizeof *out);
+    if (out == NULL) return CAIRN_ERR_NO_MEMORY;
+    const int fd = connect_socket(&to);
+    if (fd < 0) {
+        free(out);
+        return CAIRN_ERR_UNREACHABLE;
+    }
+    out->link = (struct mapped_link) { .kind = MAPPED_OUT, .fd = fd };
+    out->fabric = fabric;
+    out->peer = peer;
+    memcpy(out->key, to.key, sizeof out->key);
+    if (!is_unwilling(fabric, to.key)) out->cards = to.cards;
+    TAILQ_INIT(&out->queue);
+    TAILQ_INIT(&out->waiting);
+    LIST_INSERT_HEAD(&fabric->outs, out, entry);
+    ((struct mapped_peer *)peer)->out = out;
+    mapped_link_watch(fabric, &out->link, EPOLLIN);
+    return CAIRN_OK;
+}
+
+bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid)
+{
+    for (uint32_t i = 0; i < cards->count; i++)
+        if (memcmp(cards->uuids[i], uuid, sizeof cards->uuids[i]) == 0) return true;
+    return false;
+}
+
+bool mapped_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid)
+{
+    const struct mapped_out *out = ((const struct mapped_peer *)peer)->out;
+    return mapped_cards_have(&out->cards, uuid);
+}
+
+void mapped_import_none(struct mapped_out *out)
+{
+    struct mapped_fabric *fabric = out->fabric;
+    out->cards.count = 0;
+    if (is_unwilling(fabric, out->key)) return;
+    const uint32_t at = fabric->unwilling.count++ % MAPPED_UNWILLING_MAX;
+    memcpy(fabric->unwilling.keys[at], out->key, FRAME_KEY_BYTES);
+}
+
+static void end_frames(struct mapped_out *out, struct mapped_frames *frames)
+{
+    struct mapped_frame *frame;
+    while ((frame = TAILQ_FIRST(frames)) != NULL) {
+        TAILQ_REMOVE(frames, frame, link);
+        struct fabric_flight *flight = NULL;
+        if (frame->kind == FRAME_MESSAGE) {
+            flight = fabric_flight_find(&out->flights, frame->message.serial);
+            fabric_op_done(frame->op, CAIRN_ERR_CLOSED);
+        }
+        if (flight != NULL) {
+            out->staged_pages -= flight->pages.count;
+            mapped_unstage(out->fabric, flight->pages);
+            fabric_flight_end(&out->flights, flight);
+        }
+        mapped_frame_put(out, frame);
+    }
+}
+
+/* The owner's buffers are its own again now. Copies that the peer may still read stay until it is done with
+ * them: it hears that nothing more comes, and answers what it holds. */
+void mapped_disconnect(struct cairn_fabric_peer *peer)
+{
+    struct mapped_out *out = ((struct mapped_peer *)peer)->out;
+    mapped_out_write(out);
+    end_frames(out, &out->queue);
+    end_frames(out, &out->waiting);
+    for (uint32_t i = 0; i < out->flights.capacity; i++) {
+        struct fabric_flight *flight = &out->flights.all[i];
+        if (!flight->is_used || flight->op == NULL) continue;
+        fabric_op_done(flight->op, CAIRN_ERR_CLOSED);
+        flight->op = NULL; // its release, if it still comes, is of interest to nobody
+    }
+    out->peer = NULL;
+    if (out->is_lost || out->staged_written == 0) {
+        mapped_out_end(out);
+        return;
+    }
+    shutdown(out->link.fd, SHUT_WR);
+    mapped_link_watch(out->fabric, &out->link, EPOLLIN);
+}
+
+void mapped_out_end(struct mapped_out *out)
+{
+    out->is_lost = true;
+    for (uint32_t i = 0; i < out->flights.capacity; i++)
+        if (out->flights.all[i].is_used) mapped_unstage(out->fabric, out->flights.all[i].pages);
+    free(out->flights.all);
+    out->flights = (struct fabric_flights) { 0 };
+    if (out->is_fresh) TAILQ_REMOVE(&out->fabric->fresh, out, fresh);
+    LIST_REMOVE(out, entry);
+    mapped_link_end(out->fabric, &out->link);
+}
+
+/* ==== mapped host ==== */
+
+/* Which host this is: peers of another one are not mapped, nor tried in vain. */
+
+static bool read_boot(char boot_out[37])
+{
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (file == NULL) return false;
+    const size_t count = fread(boot_out, 1, 36, file);
+    fclose(file);
+    boot_out[36] = '\0';
+    return count == 36;
+}
+
+/* An abstract socket is reached within one network namespace only, a file by all that share its folder. */
+bool mapped_host_find(const struct cairn_fabric_options *options,
+                      char host_out[CAIRN_FABRIC_HOST_BYTES])
+{
+    char boot[37];
+    struct stat namespace = { 0 };
+    memset(host_out, 0, CAIRN_FABRIC_HOST_BYTES);
+    if (options->host != NULL) {
+        snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s", options->host);
+        return true;
+    }
+    if (!read_boot(boot)) return false;
+    if (options->socket_folder != NULL) {
+        snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s", boot);
+        return true;
+    }
+    // Not to be read: a kernel without namespaces, which has one network.
+    if (stat("/proc/self/ns/net", &namespace) != 0) namespace.st_ino = 0;
+    snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s:%llu", boot,
+             (unsigned long long)namespace.st_ino);
+    return true;
+}
+
+bool mapped_is_this_host(const struct mapped_fabric *fabric, const struct mapped_address *address)
+{
+    return memcmp(fabric->host, address->host, sizeof fabric->host) == 0;
+}
+
+bool cairn_fabric_host_is_name(const char *host)
+{
+    const size_t length = strnlen(host, CAIRN_FABRIC_HOST_BYTES);
+    for (size_t i = 0; i < length; i++)
+        if (host[i] <= 0x20 || host[i] >= 0x7f) return false;
+    return length > 0 && length < CAIRN_FABRIC_HOST_BYTES;
+}
+
+/* Looks the part up by the name of the kind, not by fabric_mapped: a program that only reads
+ * addresses, as the coordinator does, links no fabric, and so loads no UCX. */
+static bool find_mapped(const void *address, size_t bytes, struct mapped_address *out)
+{
+    size_t raw_bytes;
+    const void *raw = fabric_open_part(address, bytes, "mapped", &raw_bytes);
+    if (raw == NULL || raw_bytes != sizeof *out) return false;
+    memcpy(out, raw, sizeof *out);
+    return true;
+}
+
+bool fabric_address_imports(const void *address, size_t bytes)
+{
+    struct mapped_address mapped;
+    return find_mapped(address, bytes, &mapped) && mapped.cards.count > 0;
+}
+
+bool cairn_fabric_address_host(const void *address, size_t bytes, char *out, size_t out_bytes)
+{
+    struct mapped_address mapped;
+    if (!find_mapped(address, bytes, &mapped)) return false;
+    if (!cairn_fabric_host_is_name(mapped.host)) return false;
+    const size_t length = strlen(mapped.host);
+    if (length >= out_bytes) return false;
+    memcpy(out, mapped.host, length + 1);
+    return true;
+}
+
+/* ==== mapped frame ==== */
+
+/* Frames of the mapped fabric: judged, proved, read and written. */
+
+enum { MAGIC = 0x32504d43 }; /* "CMP2": another number is another version */
+
+static_assert(FRAME_KEY_BYTES == crypto_auth_KEYBYTES, "libsodium's");
+static_assert(FRAME_PROOF_BYTES == crypto_auth_BYTES, "libsodium's");
+
+struct frame_head frame_head(enum frame_kind kind)
+{
+    return (struct frame_head) { .magic = MAGIC, .kind = kind };
+}
+
+static bool is_region(const struct frame_region *frame, size_t bytes)
+{
+    return bytes == sizeof *frame && frame->slot < FRAME_SLOTS && frame->bytes > 0 &&
+           frame->memory <= FRAME_MEMORY_DEVICE && frame->note_bytes <= CAIRN_FABRIC_NOTE_MAX;
+}
+
+/* It is one that the bytes have room for. */
+static bool is_message_in(const struct frame_message *frame, size_t bytes)
+{
+    if (bytes < sizeof *frame) return false;
+    const bool is_inline = frame->slot == FRAME_INLINE;
+    if (frame->header_bytes == 0 || frame->header_bytes > CAIRN_FABRIC_HEADER_MAX) return false;
+    if (!is_inline && (frame->slot >= FRAME_SLOTS || frame->payload_bytes == 0)) return false;
+    if (is_inline && frame->payload_bytes > FRAME_INLINE_MAX) return false;
+    return bytes >= frame_message_bytes(frame);
+}
+
+static bool is_message(const struct frame_message *frame, size_t bytes)
+{
+    return is_message_in(frame, bytes) && bytes == frame_message_bytes(frame);
+}
+
+const struct frame_message *frame_bundled(const union frame *frame, size_t bytes, size_t *at)
+{
+    const struct frame_message *message = (const void *)(frame->bytes + *at);
+    if (*at >= bytes || !is_message_in(message, bytes - *at) || message->head.magic != MAGIC ||
+        message->head.kind != FRAME_MESSAGE)
+        return NULL;
+    *at += frame_filled(frame_message_bytes(message));
+    return message;
+}
+
+static bool is_bundle(const union frame *frame, size_t bytes)
+{
+    size_t at = sizeof frame->head;
+    while (frame_bundled(frame, bytes, &at) != NULL) {}
+    return at == bytes && bytes > sizeof frame->head;
+}
+
+static bool is_release(size_t bytes)
+{
+    const size_t serials = bytes - sizeof(struct frame_head);
+    return serials > 0 && serials % sizeof(uint64_t) == 0 && bytes <= sizeof(struct frame_release);
+}
+
+enum frame_kind frame_judge(const union frame *frame, size_t bytes)
+{
+    if (bytes < sizeof frame->head || frame->head.magic != MAGIC) return FRAME_MALFORMED;
+    const enum frame_kind kind = frame->head.kind;
+    bool is_sound = false;
+    switch (kind) {
+    case FRAME_CHALLENGE:
+    case FRAME_HELLO:
+    case FRAME_WELCOME: is_sound = bytes == sizeof frame->greeting; break;
+    case FRAME_REGION: is_sound = is_region(&frame->region, bytes); break;
+    case FRAME_REGION_GONE:
+        is_sound = bytes == sizeof frame->gone && frame->gone.slot < FRAME_SLOTS;
+        break;
+    case FRAME_MESSAGE: is_sound = is_message(&frame->message, bytes); break;
+    case FRAME_BUNDLE: is_sound = is_bundle(frame, bytes); break;
+    case FRAME_RELEASE: is_sound = is_release(bytes); break;
+    case FRAME_NO_IMPORTS: is_sound = bytes == sizeof frame->head; break;
+    case FRAME_MALFORMED: break;
+    }
+    return is_sound ? kind : FRAME_MALFORMED;
+}
+
+/* -- proofs ------------------------------------------------------------------------------------- */
+
+bool frame_begin(void)
+{
+    return sodium_init() >= 0;
+}
+
+void frame_random(void *bytes, size_t count)
+{
+    randombytes_buf(bytes, count);
+}
+
+struct proven {
+    char what[8];
+    uint8_t acceptor_nonce[FRAME_NONCE_BYTES], connector_nonce[FRAME_NONCE_BYTES];
+};
+
+static struct proven proven(bool by_acceptor, const uint8_t *acceptor_nonce,
+                            const uint8_t *connector_nonce)
+{
+    struct proven p = { .what = "" };
+    memcpy(p.what, by_acceptor ? "accept" : "connect", by_acceptor ? 6 : 7);
+    memcpy(p.acceptor_nonce, acceptor_nonce, sizeof p.acceptor_nonce);
+    memcpy(p.connector_nonce, connector_nonce, sizeof p.connector_nonce);
+    return p;
+}
+
+void frame_prove(const uint8_t key[FRAME_KEY_BYTES], bool by_acceptor,
+                 const uint8_t acceptor_nonce[FRAME_NONCE_BYTES],
+                 const uint8_t connector_nonce[FRAME_NONCE_BYTES],
+                 uint8_t proof_out[FRAME_PROOF_BYTES])
+{
+    const struct proven p = proven(by_acceptor, acceptor_nonce, connector_nonce);
+    crypto_auth(proof_out, (const uint8_t *)&p, sizeof p, key);
+}
+
+bool frame_proves(const uint8_t key[FRAME_KEY_BYTES], bool by_acceptor,
+                  const uint8_t acceptor_nonce[FRAME_NONCE_BYTES],
+                  const uint8_t connector_nonce[FRAME_NONCE_BYTES],
+                  const uint8_t proof[FRAME_PROOF_BYTES])
+{
+    const struct proven p = proven(by_acceptor, acceptor_nonce, connector_nonce);
+    return crypto_auth_verify(proof, (const uint8_t *)&p, sizeof p, key) == 0;
+}
+
+/* -- the socket --------------------------------------------------------------------------------- */
+
+union one_fd {
+    struct cmsghdr header; // for its alignment
+    char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+/* The room is for one descriptor on purpose: the kernel closes what does not fit and says MSG_CTRUNC. Two
+ * would fit into its padding on some machines: then both are in the length. */
+static int take_fd(struct msghdr *message, bool *is_one_out)
+{
+    struct cmsghdr *control = CMSG_FIRSTHDR(message);
+    int fd = -1, extra;
+    *is_one_out = (message->msg_flags & MSG_CTRUNC) == 0;
+    if (control == NULL || control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS)
+        return -1;
+    const size_t bytes = control->cmsg_len - CMSG_LEN(0);
+    if (bytes >= sizeof fd) memcpy(&fd, CMSG_DATA(control), sizeof fd);
+    for (size_t at = sizeof fd; at + sizeof fd <= bytes; at += sizeof fd) {
+        memcpy(&extra, CMSG_DATA(control) + at, sizeof extra);
+        close(extra);
+        *is_one_out = false;
+    }
+    return fd;
+}
+
+long frame_read(int socket, union frame *frame, int *fd_out, bool *is_whole_out)
+{
+    union one_fd control;
+    struct iovec part = { .iov_base = frame, .iov_len = sizeof *frame };
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control
+    };
+    ssize_t count;
+    // ECONNRESET is told once, before what the other end sent last: it closed with something unread.
+    do count = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    while (count < 0 && (errno == EINTR || errno == ECONNRESET));
+    *fd_out = -1;
+    *is_whole_out = true;
+    if (count < 0) return errno == EAGAIN ? -1 : 0;
+    *fd_out = take_fd(&message, is_whole_out);
+    if ((message.msg_flags & MSG_TRUNC) != 0) *is_whole_out = false;
+    return count;
+}
+
+enum frame_fate frame_write(int socket, const struct iovec *parts, size_t count, int fd)
+{
+    union one_fd control = { .bytes = { 0 } };
+    struct msghdr message = { .msg_iov = (struct iovec *)(uintptr_t)parts, .msg_iovlen = count };
+    if (fd >= 0) {
+        message.msg_control = &control;
+        message.msg_controllen = sizeof control;
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    }
+    ssize_t sent;
+    do sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    if (sent >= 0) return FRAME_WRITTEN; // a SOCK_SEQPACKET message goes whole
+    // ETOOMANYREFS: too many descriptors under way; the receiver takes some out.
+    return errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM ? FRAME_LATER : FRAME_NOBODY;
+}
+
+enum frame_fate frame_write_one(int socket, const void *frame, size_t bytes, int fd)
+{
+    const struct iovec part = { .iov_base = (void *)(uintptr_t)frame, .iov_len = bytes };
+    return frame_write(socket, &part, 1, fd);
+}

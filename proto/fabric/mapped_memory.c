@@ -6,11 +6,16 @@
  * left for all others: however many never release, the next one finds some. */
 #include "proto/fabric/mapped.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include "proto/base/machine.h"
 
 /* -- shares ------------------------------------------------------------------------------------- */
 
@@ -175,4 +180,215 @@ void mapped_memory_close(struct mapped_fabric *fabric)
     }
     for (uint32_t i = 0; i < fabric->common.region_count; i++) // fabric.c frees the objects
         mapped_share_release(((struct mapped_region *)fabric->common.regions[i])->share);
+}
+
+/* ==== mapped mapping ==== */
+
+/* Memory of peers, mapped here to be read, or read by copies where there is no room to map it. A mapping
+ * lives as long as its slot, a message or a holder refers to it, so that nobody who reads is harmed by its
+ * maker's end. Nor by its emptiness: a page that is missing would be made for whoever reads it, at the cost
+ * of the reader's control group, which may kill it for that; so nothing is read that is not there, and seals
+ * keep it there. */
+
+/* Once: a limit of this process holds for all that comes. */
+static void tell_unmapped(struct mapped_fabric *fabric, uint64_t bytes, int why)
+{
+    const struct cairn_fabric_options *options = &fabric->common.options;
+    struct cairn_sentence text;
+    if (fabric->has_told_unmapped || options->on_refused == NULL) return;
+    fabric->has_told_unmapped = true;
+    cairn_sentence_set(&text,
+                       "%" PRIu64 " bytes of memory that a process of this host showed cannot be "
+                       "mapped here: %s; what lies there is read by copies, which is slower: raise "
+                       "this process's limit of addresses (ulimit -v) or vm.max_map_count",
+                       bytes, strerror(why));
+    options->on_refused(options->on_message_arg, text.text);
+}
+
+/* OK: the descriptor is the mapping's. Without room in this process's addresses the memory stays unmapped,
+ * and is read through the descriptor. */
+static cairn_status map_host(struct cairn_fabric_mapping *mapping, struct mapped_fabric *fabric,
+                             uint64_t bytes, int fd)
+{
+    if (fabric_judge_memory(fd, bytes) != CAIRN_OK) return CAIRN_ERR_REFUSED;
+    void *memory = cairn_pages_map(bytes, PROT_READ, MAP_SHARED, fd);
+    if (memory == MAP_FAILED) tell_unmapped(fabric, bytes, errno);
+    struct stat file;
+    mapping->memory = memory != MAP_FAILED ? memory : NULL;
+    mapping->bytes = bytes;
+    mapping->fd = fd;
+    mapping->is_whole = fstat(fd, &file) == 0 &&
+                        (uint64_t)file.st_blocks * 512 >= (uint64_t)file.st_size;
+    return CAIRN_OK;
+}
+
+bool mapped_mapping_copy(const struct cairn_fabric_mapping *mapping, uint64_t offset, void *to,
+                         size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t got = pread(mapping->fd, (uint8_t *)to + done, bytes - done,
+                                  (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        done += (size_t)got;
+    }
+    return true;
+}
+
+bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t offset, size_t bytes)
+{
+    if (mapping->is_whole) return true;
+    const off_t hole = lseek(mapping->fd, (off_t)offset, SEEK_HOLE);
+    return hole >= 0 && (uint64_t)hole >= offset + bytes;
+}
+
+static void tell_refused(const struct cairn_fabric_options *options, const char *what_comes,
+                         const char *why)
+{
+    struct cairn_sentence text;
+    if (options->on_refused == NULL) return;
+    cairn_sentence_set(&text, "memory of a card that a process of this host showed is %s: %s",
+                       what_comes, why);
+    options->on_refused(options->on_message_arg, text.text);
+}
+
+/* It is right, but there is no room for it here, or the card has failed: whoever shows it is told once, and
+ * then sends what lies there through the host. If the socket is full it is not told, and loses a connection
+ * by what it sends of it. */
+void mapped_import_none_of(struct mapped_in *in, const char *why)
+{
+    const struct frame_head head = frame_head(FRAME_NO_IMPORTS);
+    in->imports_none = true;
+    tell_refused(&in->fabric->common.options,
+                 "not read where it lies, and passes the host from now on", why);
+    (void)frame_write_one(in->link.fd, &head, sizeof head, -1);
+}
+
+/* Uses the descriptor up. */
+static cairn_status import(struct cairn_fabric_mapping *mapping, struct mapped_in *in,
+                           const struct frame_region *frame, int fd)
+{
+    const struct mapped_fabric *fabric = in->fabric;
+    const struct cairn_fabric_options *options = &fabric->common.options;
+    const struct cairn_fabric_device *device = options->device;
+    const struct cairn_fabric_offer offer = { .uuid = frame->uuid,
+                                              .bytes = frame->bytes,
+                                              .note = frame->note,
+                                              .note_bytes = frame->note_bytes };
+    struct cairn_sentence why = { "it is of a card whose memory is not imported here" };
+    cairn_status status = CAIRN_ERR_REFUSED;
+    mapping->fd = -1;
+    if (mapped_cards_have(&fabric->cards, frame->uuid) && !in->imports_none)
+        status = device->import(device->context, &offer, fd, &mapping->memory, &why);
+    else
+        close(fd);
+    if (in->imports_none) return CAIRN_OK; // shown before it heard of that
+    if (status == CAIRN_ERR_NO_MEMORY || status == CAIRN_ERR_IO) {
+        mapped_import_none_of(in, why.text);
+        return CAIRN_OK;
+    }
+    if (status != CAIRN_OK) {
+        tell_refused(options, "refused, and its connection with it", why.text);
+        return status;
+    }
+    mapping->bytes = frame->bytes;
+    mapping->device = device;
+    memcpy(mapping->uuid, frame->uuid, sizeof mapping->uuid);
+    mapping->is_whole = true;
+    return CAIRN_OK;
+}
+
+/* Uses the descriptor up if it is not OK. */
+static cairn_status map(struct cairn_fabric_mapping *mapping, struct mapped_in *in,
+                        const struct frame_region *frame, int fd)
+{
+    if (frame->memory == FRAME_MEMORY_DEVICE) return import(mapping, in, frame, fd);
+    const cairn_status status = map_host(mapping, in->fabric, frame->bytes, fd);
+    if (status != CAIRN_OK) close(fd);
+    return status;
+}
+
+cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region *frame, int fd,
+                                 struct cairn_fabric_mapping **mapping_out)
+{
+    const struct cairn_fabric_options *options = &in->fabric->common.options;
+    struct cairn_fabric_mapping *mapping = NULL;
+    cairn_status status = CAIRN_ERR_REFUSED;
+    if (frame->bytes > options->mapped_max - in->mapped_bytes) goto err_close;
+    status = CAIRN_ERR_NO_MEMORY;
+    if ((mapping = calloc(1, sizeof *mapping)) == NULL) goto err_close;
+    if ((status = map(mapping, in, frame, fd)) != CAIRN_OK) {
+        free(mapping);
+        return status;
+    }
+    mapping->references = 1;
+    mapping->in = in;
+    LIST_INSERT_HEAD(&in->all, mapping, entry);
+    in->mapped_bytes += mapping->bytes;
+    mapping->is_staging = frame->memory == FRAME_MEMORY_STAGING;
+    mapping->note_bytes = frame->note_bytes;
+    memcpy(mapping->note, frame->note, sizeof mapping->note);
+    if (mapping->fd >= 0 && mapping->is_whole && mapping->memory != NULL) {
+        close(mapping->fd);
+        mapping->fd = -1;
+    }
+    *mapping_out = mapping;
+    return CAIRN_OK;
+err_close:
+    close(fd);
+    return status;
+}
+
+void mapped_mapping_end(struct cairn_fabric_mapping *mapping)
+{
+    const struct cairn_fabric_options *options = &mapping->in->fabric->common.options;
+    if (mapping->is_shown && options->on_mapping_gone != NULL)
+        options->on_mapping_gone(options->on_message_arg, mapping);
+    cairn_fabric_mapping_release(mapping);
+}
+
+const void *cairn_fabric_mapping_memory(const struct cairn_fabric_mapping *mapping,
+                                        size_t *bytes_out)
+{
+    *bytes_out = mapping->bytes;
+    return mapping->memory;
+}
+
+const void *cairn_fabric_mapping_note(const struct cairn_fabric_mapping *mapping,
+                                      size_t *note_bytes_out)
+{
+    *note_bytes_out = mapping->note_bytes;
+    return mapping->note;
+}
+
+const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapping)
+{
+    return mapping->device != NULL ? mapping->uuid : NULL;
+}
+
+void cairn_fabric_mapping_refuse(struct cairn_fabric_mapping *mapping, const char *why)
+{
+    struct mapped_in *in = mapping->in;
+    if (in != NULL && !in->is_over && !in->imports_none) mapped_import_none_of(in, why);
+}
+
+void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping)
+{
+    mapping->references++;
+}
+
+void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping)
+{
+    assert(mapping->references > 0);
+    if (--mapping->references > 0) return;
+    if (mapping->in != NULL) {
+        LIST_REMOVE(mapping, entry);
+        mapping->in->mapped_bytes -= mapping->bytes;
+    }
+    if (mapping->device != NULL)
+        mapping->device->release(mapping->device->context, mapping->memory, mapping->bytes);
+    else if (mapping->bytes > 0 && mapping->memory != NULL)
+        munmap(mapping->memory, mapping->bytes);
+    if (mapping->fd >= 0) close(mapping->fd);
+    free(mapping);
 }

@@ -3,12 +3,26 @@
  * the process on garbage. */
 #include "proto/fabric/ucx.h"
 
+#include <arpa/inet.h>
 #include <assert.h>
+#include <ctype.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <ucs/debug/debug.h>
 #include <unistd.h>
+
+#include "proto/base/machine.h"
 
 enum { STOP_MS = 500 };
 
@@ -210,3 +224,575 @@ const struct fabric_backend fabric_ucx = {
     .payload_path = ucx_payload_path,
     .set_patience = ucx_set_patience,
 };
+
+/* ==== ucx settings ==== */
+
+/* How Cairn runs UCX. The settings that the measurements of this project forced, each with its reason;
+ * README.md says which of the environment's UCX_* still count. */
+
+/* -- what depends on the version of UCX that runs (not on the one that we were compiled with) ------ */
+
+static bool ucx_is_older_than(unsigned major_wanted, unsigned minor_wanted)
+{
+    unsigned major, minor, release;
+    ucp_get_version(&major, &minor, &release);
+    return major < major_wanted || (major == major_wanted && minor < minor_wanted);
+}
+
+/* Then the settings of a transport must not have its prefix; from then on they must. Others are silently
+ * unused. */
+static bool settings_of_tcp_have_no_prefix(void)
+{
+    return ucx_is_older_than(1, 17);
+}
+
+/* UCX 1.18 without it crashes when an endpoint is closed with a rendezvous under way (seen); not 1.13. */
+static bool can_do_without_rcache(void)
+{
+    return ucx_is_older_than(1, 14);
+}
+
+/* A connect() that is not waited for. Without it UCX aborts when the peer resets the connection while it is
+ * being made (1.12 to 1.18, tcp_ep.c: UCT_TCP_EP_FLAG_CTX_TYPE_TX). With it 1.12 and 1.13 abort at least as
+ * often, when a peer goes down with an answer to it under way (ucp_request.c: got REP message). */
+bool ucx_connects_on_its_own(void)
+{
+    return !ucx_is_older_than(1, 14);
+}
+
+/* -- settings ----------------------------------------------------------------------------------- */
+
+/* Values that do not depend on options. They win over the environment: a forgotten UCX_* in a job
+ * script must not change how a cluster behaves. */
+static const struct {
+    const char *name, *value;
+} settings[] = {
+    { "RX_MPOOL_SIZES", "64,1k,64k" }, // else a payload of 2k that is held takes a segment
+    { "RNDV_THRESH", "32k" },          // larger payloads wait at their sender, not in our pools
+    { "RNDV_SCHEME", "auto" },         //
+    { "PROTO_ENABLE", "n" },           // 1.13: a fifth of the speed when on
+    { "HANDLE_ERRORS", "none" },       // no backtraces, no freezing: we may be a guest in a trainer
+    { "WARN_UNUSED_ENV_VARS", "n" },   // another UCX version's variable is not our user's problem
+}, settings_of_tcp[] = {
+    // A tenth more than with 64k, more than twice as much as with 8k, the default. A connection has
+    // one while it is in the middle of a message. All nodes must have the same: see auto.c.
+    { "TX_SEG_SIZE", "256k" },
+    { "RX_SEG_SIZE", "256k" },
+    // One event at a time: the second of two may be of a connection that the first one ended (a killed
+    // peer has two to us), which aborts (1.13, tcp_iface.c:307) or reads freed memory.
+    { "MAX_POLL", "1" },
+};
+
+static const char *or_default(const char *value, const char *fallback)
+{
+    return value != NULL && value[0] != '\0' ? value : fallback;
+}
+
+const char *ucx_devices(const struct cairn_fabric_options *options)
+{
+    return or_default(options->net_devices, "lo");
+}
+
+const char *ucx_transports(const struct cairn_fabric_options *options)
+{
+    return or_default(options->transports, "tcp");
+}
+
+/* ---- signals ---- */
+
+/* Only UCX's own: the host may have put its handler there since. */
+static bool handler_is_of_ucx(int signum)
+{
+    struct sigaction action;
+    Dl_info where, ucx;
+    if (sigaction(signum, NULL, &action) != 0) return false;
+    union {
+        void (*plain)(int);
+        void (*with_info)(int, siginfo_t *, void *);
+        void *address;
+    } handler = { .plain = action.sa_handler };
+    union {
+        void (*function)(int);
+        void *address;
+    } known = { .function = ucs_debug_disable_signal };
+    if ((action.sa_flags & SA_SIGINFO) != 0) handler.with_info = action.sa_sigaction;
+    return dladdr(handler.address, &where) != 0 && dladdr(known.address, &ucx) != 0 &&
+           where.dli_fbase == ucx.dli_fbase;
+}
+
+/* UCX installs handlers when it is loaded, before main: of crashes, and of SIGHUP, which its handler survives
+ * (UCX_HANDLE_ERRORS, UCX_DEBUG_SIGNO). The signals of a process are its own, so they are given back as they
+ * were before, as soon as UCX is there: its constructor runs before those of whoever is linked with it. */
+__attribute__((constructor)) static void give_signals_back(void)
+{
+    for (int signum = 1; signum <= SIGRTMAX; signum++)
+        if (handler_is_of_ucx(signum)) ucs_debug_disable_signal(signum);
+}
+
+/* ---- settings ---- */
+
+static ucs_status_t set_of_tcp(ucp_config_t *config, const char *name, const char *value)
+{
+    char full[64];
+    snprintf(full, sizeof full, "%s%s", settings_of_tcp_have_no_prefix() ? "" : "TCP_", name);
+    return ucp_config_modify(config, full, value);
+}
+
+/* A connect() that is waited for holds the loop up: so for 3 s where nothing answers, not for 127, if it
+ * comes to that in spite of ucx.c. The tries are written as 8 bytes into the 4 that UCX 1.12 and 1.13
+ * have for them: what is behind is said again. */
+static ucs_status_t give_up_connecting(ucp_config_t *config)
+{
+    const ucs_status_t status = set_of_tcp(config, "SYN_CNT", "1");
+    return status == UCS_OK ? set_of_tcp(config, "TX_MAX_BUFS", "-1") : status;
+}
+
+static ucs_status_t apply_fixed(ucp_config_t *config)
+{
+    ucs_status_t status = UCS_OK;
+    for (size_t i = 0; i < sizeof settings / sizeof *settings && status == UCS_OK; i++)
+        status = ucp_config_modify(config, settings[i].name, settings[i].value);
+    for (size_t i = 0; i < sizeof settings_of_tcp / sizeof *settings_of_tcp && status == UCS_OK;
+         i++)
+        status = set_of_tcp(config, settings_of_tcp[i].name, settings_of_tcp[i].value);
+    return status;
+}
+
+/* cuda_copy: without it UCX knows no memory of cards, and looks at nothing for what it may be. */
+static ucs_status_t set_transports(ucp_config_t *config, const char *transports, bool has_cuda)
+{
+    char with_cuda[512];
+    if (!has_cuda) return ucp_config_modify(config, "TLS", transports);
+    const int length = snprintf(with_cuda, sizeof with_cuda, "%s,cuda_copy", transports);
+    return length > 0 && (size_t)length < sizeof with_cuda
+               ? ucp_config_modify(config, "TLS", with_cuda)
+               : UCS_ERR_INVALID_PARAM;
+}
+
+static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_options *options,
+                          bool has_cuda)
+{
+    const bool is_tcp = strcmp(ucx_transports(options), "tcp") == 0;
+    ucs_status_t status = apply_fixed(config);
+    if (status == UCS_OK) status = set_transports(config, ucx_transports(options), has_cuda);
+    if (status == UCS_OK) status = ucp_config_modify(config, "NET_DEVICES", ucx_devices(options));
+    if (status == UCS_OK)
+        status = set_of_tcp(config, "PORT_RANGE", or_default(options->port_range, "0"));
+    if (status == UCS_OK)
+        status = set_of_tcp(config, "CONN_NB", ucx_connects_on_its_own() ? "y" : "n");
+    if (status == UCS_OK && !ucx_connects_on_its_own()) status = give_up_connecting(config);
+    // A segment of ours instead of writev() out of the payload: uct_tcp_ep_sendv() ends a send twice,
+    // and aborts, when its peer is killed just then (1.12 to 1.18, uct_iface.h: comp->count > 0).
+    if (status == UCS_OK && is_tcp) status = ucp_config_modify(config, "ZCOPY_THRESH", "inf");
+    // The cache of registered memory listens to every munmap of the process. TCP registers nothing.
+    if (status == UCS_OK && options->transports == NULL && can_do_without_rcache())
+        status = ucp_config_modify(config, "RCACHE_ENABLE", "n");
+    // A peer that is gone is an "error" to UCX, with wrong advice, on stdout. We say it in our words.
+    if (status == UCS_OK && getenv("UCX_LOG_LEVEL") == NULL)
+        status = ucp_config_modify(config, "LOG_LEVEL", "fatal");
+    return status;
+}
+
+cairn_status ucx_context_open(const struct cairn_fabric_options *options, bool has_cuda,
+                              ucp_context_h *context_out, struct cairn_sentence *why)
+{
+    const uint64_t rma = ucx_one_sided_is_possible(options) ? UCP_FEATURE_RMA : 0;
+    const ucp_params_t params = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | rma,
+        .name = "cairn",
+    };
+    ucp_config_t *config;
+    const cairn_status room = cairn_threads_at_hand(1, "UCX", why); // without it UCX aborts
+    if (room != CAIRN_OK) return room;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK)
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "UCX cannot read its settings (%s): look for a malformed UCX_* variable",
+                          ucs_status_string(status));
+    status = apply(config, options, has_cuda);
+    if (status == UCS_OK) status = ucp_init(&params, config, context_out);
+    ucp_config_release(config);
+    if (status == UCS_OK) {
+        give_signals_back();
+        return CAIRN_OK;
+    }
+    return cairn_fail(
+        why, CAIRN_ERR_UNREACHABLE,
+        "UCX cannot use transports '%s' on devices '%s' (%s): ucx_info -d lists what this host has",
+        ucx_transports(options), ucx_devices(options), ucs_status_string(status));
+}
+
+void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options)
+{
+    snprintf(
+        fabric->describe, sizeof fabric->describe,
+        "ucx %s, transports %s, devices %s, tcp ports %s, segments of 256 KiB, rendezvous from 32 "
+        "KiB, one-sided reads %s, payloads to %zu bytes, at most %u held and %u sends in flight",
+        ucp_get_version_string(), ucx_transports(options), ucx_devices(options),
+        or_default(options->port_range, "any"), cairn_one_sided_name(options->one_sided),
+        options->max_payload, options->held_max, options->sends_max);
+}
+
+/* ==== ucx socket ==== */
+
+/* The TCP sockets of UCX, which UCX shows to nobody: found among our descriptors, by whom they are connected
+ * to.
+ *
+ * Two things are done to them. A connection ends when its peer acknowledges nothing for too long: a
+ * node that vanished without a word (power, cable) tells nobody, and the kernel would try for a
+ * quarter of an hour. And a connection that we end is shut down: its endpoint must not be closed
+ * (ucx_link.c). */
+
+enum { NEW_MAX = 16 }; /* descriptors that other threads may open in the meantime */
+
+static bool is_same(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
+{
+    if (a->ss_family != b->ss_family) return false;
+    if (a->ss_family == AF_INET) {
+        const struct sockaddr_in *one = (const struct sockaddr_in *)a;
+        const struct sockaddr_in *other = (const struct sockaddr_in *)b;
+        return one->sin_port == other->sin_port && one->sin_addr.s_addr == other->sin_addr.s_addr;
+    }
+    const struct sockaddr_in6 *one = (const struct sockaddr_in6 *)a;
+    const struct sockaddr_in6 *other = (const struct sockaddr_in6 *)b;
+    return one->sin6_port == other->sin6_port &&
+           memcmp(&one->sin6_addr, &other->sin6_addr, sizeof one->sin6_addr) == 0;
+}
+
+/* The kernel knows the peer of a connection that has ended, too, until its owner closes it. */
+static bool is_over(int fd)
+{
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
+           info.tcpi_state == TCP_CLOSE;
+}
+
+/* Also while it connects: then getpeername does not know yet where to (UCX from 1.14 on waits for no
+ * connection). */
+static bool leads_to(int fd, const struct sockaddr_storage *listener)
+{
+    struct sockaddr_storage there;
+    socklen_t bytes = listener->ss_family == AF_INET ? sizeof(struct sockaddr_in)
+                                                     : sizeof(struct sockaddr_in6);
+    return getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &there, &bytes) == 0 &&
+           is_same(&there, listener) && !is_over(fd);
+}
+
+void ucx_socket_bound(int fd, unsigned unacked_ms)
+{
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, sizeof unacked_ms);
+}
+
+int ucx_socket_next(void)
+{
+    const int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+    if (fd >= 0) close(fd);
+    return fd;
+}
+
+in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, unsigned unacked_ms)
+{
+    struct sockaddr_storage here;
+    socklen_t bytes = sizeof here;
+    for (int fd = next; next >= 0 && fd < next + NEW_MAX; fd++) {
+        if (!leads_to(fd, listener)) continue;
+        ucx_socket_bound(fd, unacked_ms);
+        if (getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) return *ucx_port_of(&here);
+    }
+    return 0;
+}
+
+/* Unsent bytes are of no use: the peer is to hear of the end at once (RST), not after them. */
+static void shut(int fd)
+{
+    const struct linger none = { .l_onoff = 1, .l_linger = 0 };
+    (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    (void)shutdown(fd, SHUT_RDWR);
+}
+
+/* Accepted where we listen, from that port. */
+static bool comes_from(const struct ucx_fabric *ucx, int fd,
+                       const struct sockaddr_storage *listener, in_port_t port)
+{
+    struct sockaddr_storage here, there, wanted;
+    socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
+    if (port == 0 || getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0 ||
+        (here.ss_family != AF_INET && here.ss_family != AF_INET6) ||
+        *ucx_port_of(&here) != ucx->own_port ||
+        getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0 ||
+        *ucx_port_of(&there) != port)
+        return false;
+    if (listener == NULL) return true;
+    wanted = *listener;
+    *ucx_port_of(&wanted) = port;
+    return is_same(&there, &wanted);
+}
+
+bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage *listener,
+                     in_port_t accepted)
+{
+    bool found = false;
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) return false;
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        const int fd = atoi(entry->d_name);
+        const bool is_ours = listener != NULL && leads_to(fd, listener);
+        if (!is_ours && !comes_from(ucx, fd, listener, accepted)) continue;
+        shut(fd);
+        found = true;
+    }
+    closedir(folder);
+    return found;
+}
+
+/* ==== ucx lanes ==== */
+
+/* UCX prints a line for each lane (src/ucp/core/ucp_ep.c), such as
+ *
+ *   #                 lane[0]:  0:tcp/lo.0 md[0]           -> md[0]/tcp/sysdev[255] am am_bw#0 wireup
+ *   #                 lane[1]:  4:rc_mlx5/mlx5_0:1.0 md[4] -> md[4]/ib/sysdev[1] rma_bw#0 rma#0
+ *
+ * index, resource, transport/device, memory domains, uses. It is text for people: what is not understood
+ * counts as no native lane, and then messages go as they always did. */
+
+bool ucx_transport_is_native(const char *name)
+{
+    static const char *const native[] = { "rc",     "rc_verbs", "rc_mlx5",  "rc_x",
+                                          "dc",     "dc_mlx5",  "dc_x",     "gga_mlx5",
+                                          "rc_gga", "srd",      "ugni_rdma" };
+    for (size_t i = 0; i < sizeof native / sizeof *native; i++)
+        if (strcmp(name, native[i]) == 0) return true;
+    return false;
+}
+
+/* The transport of a line behind its "lane["; false: it is no such line. */
+static bool read_transport(const char *line, const char *end, char *name_out, size_t name_bytes)
+{
+    const char *at = memchr(line, ']', (size_t)(end - line));
+    if (at == NULL || end - at < 2 || at[1] != ':') return false;
+    at += 2;
+    while (at < end && *at == ' ') at++;
+    while (at < end && isdigit((unsigned char)*at)) at++;
+    if (at == end || *at != ':') return false;
+    at++;
+    const char *slash = memchr(at, '/', (size_t)(end - at));
+    if (slash == NULL || (size_t)(slash - at) >= name_bytes) return false;
+    memcpy(name_out, at, (size_t)(slash - at));
+    name_out[slash - at] = '\0';
+    return true;
+}
+
+static bool is_for_rma(const char *line, const char *end)
+{
+    for (const char *at = line; at < end; at++)
+        if (strncmp(at, " rma#", 5) == 0 || strncmp(at, " rma_bw#", 8) == 0) return true;
+    return false;
+}
+
+bool ucx_lanes_are_native(const char *text)
+{
+    static const char mark[] = "lane[";
+    for (const char *lane = strstr(text, mark); lane != NULL; lane = strstr(lane, mark)) {
+        char name[32];
+        const char *end = lane + strcspn(lane, "\n");
+        lane += sizeof mark - 1;
+        if (read_transport(lane, end, name, sizeof name) && ucx_transport_is_native(name) &&
+            is_for_rma(lane, end))
+            return true;
+    }
+    return false;
+}
+
+/* ==== ucx reach ==== */
+
+/* Whether anything answers where a peer listens, asked before UCX connects to it.
+ *
+ * UCX before 1.14 waits inside ucp_ep_create until connect() is over (ucx.c): 3 s where
+ * packets are dropped and nobody says so, and all who share our loop wait with it. Worse, UCX never
+ * hears that peer from then on, though the peer may well connect to us; and it keeps the socket of
+ * every try that fails, also of one that is refused. So a socket of ours asks first, without
+ * waiting, and UCX connects when it was answered. An address says the port for that: behind UCX's
+ * bytes, before the place.
+ *
+ * UCX from 1.14 on waits for nobody. Yet a link that is made while its node is away gets through at
+ * some later moment, when the node has made one as well: the two are no pair, which takes PROOF_MS
+ * to be known, and again where both begin anew (ucx_link.c). So our socket asks there, too.
+ *
+ * A peer that does not answer within REACH_WAIT_MS is refused. Its socket is kept, and looked at
+ * when the same address comes again; nobody is waited for a second time. */
+
+enum {
+    REACH_WAIT_MS = 100,     /* of the loop's time: more than any way to a peer and back takes */
+    REACH_FORGET_MS = 60000, /* after which an address is a new one */
+    BLOCKED_MS = 500,        /* ucp_ep_create that takes longer waited for nobody */
+    BLOCKED_REST = 10,       /* times as long that address is left alone */
+};
+
+/* ---- the port ---- */
+
+static const char port_magic[8] = "CAIRNPT1"; /* behind the port, as the network writes it */
+
+/* The port and the IP address of a socket that listens; false: `fd` is none. */
+static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTRLEN])
+{
+    struct sockaddr_storage address;
+    int listens = 0;
+    socklen_t bytes = sizeof listens, address_bytes = sizeof address;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) != 0 || !listens ||
+        getsockname(fd, (struct sockaddr *)&address, &address_bytes) != 0 ||
+        !cairn_ip_print((const struct sockaddr *)&address, ip_out))
+        return false;
+    *port_out = *ucx_port_of(&address);
+    return true;
+}
+
+/* UCX tells nobody where it listens: that is the one socket of ours whose port stands in UCX's
+ * address. If there are two, or other transports than TCP, UCX takes the way that it likes: then no
+ * port is said. */
+size_t ucx_add_port(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room)
+{
+    in_port_t port = 0, one;
+    unsigned found = 0;
+    char ip[INET6_ADDRSTRLEN] = "", one_ip[INET6_ADDRSTRLEN];
+    if (strcmp(place->transports, "tcp") != 0) return bytes;
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) return bytes;
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        if (!find_listener(atoi(entry->d_name), &one, one_ip)) continue;
+        if (memmem(raw, bytes, &one, sizeof one) == NULL) continue;
+        port = one;
+        memcpy(ip, one_ip, sizeof ip);
+        found++;
+    }
+    closedir(folder);
+    if (found != 1 || strcmp(ip, place->ip) != 0 || room - bytes < sizeof port + sizeof port_magic)
+        return bytes;
+    memcpy(raw + bytes, &port, sizeof port);
+    memcpy(raw + bytes + sizeof port, port_magic, sizeof port_magic);
+    return bytes + sizeof port + sizeof port_magic;
+}
+
+void ucx_bound_listeners(struct ucx_fabric *ucx)
+{
+    char ip[INET6_ADDRSTRLEN];
+    in_port_t port;
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) return;
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        const int fd = atoi(entry->d_name);
+        if (!find_listener(fd, &port, ip) ||
+            memmem(ucx->common.address, ucx->common.address_bytes, &port, sizeof port) == NULL)
+            continue;
+        ucx_socket_bound(fd, ucx->unacked_ms);
+        ucx->own_port = port;
+    }
+    closedir(folder);
+}
+
+/* Where a peer listens. False: its address does not say it. */
+static bool find_port(const uint8_t *raw, size_t bytes, struct sockaddr_storage *out,
+                      socklen_t *out_bytes)
+{
+    struct cairn_place place;
+    const size_t tail_bytes = sizeof(in_port_t) + sizeof port_magic;
+    const size_t end = fabric_find_place(raw, bytes, &place);
+    if (end == bytes || end < tail_bytes ||
+        memcmp(raw + end - sizeof port_magic, port_magic, sizeof port_magic) != 0 ||
+        !cairn_ip_parse(place.ip, out, out_bytes))
+        return false;
+    memcpy(ucx_port_of(out), raw + end - tail_bytes, sizeof(in_port_t));
+    return true;
+}
+
+bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *out)
+{
+    socklen_t out_bytes;
+    return find_port(raw, bytes, out, &out_bytes);
+}
+
+/* ---- asking ---- */
+
+/* -1: no socket, or refused at once. */
+static int begin_asking(const struct sockaddr_storage *to, socklen_t bytes)
+{
+    const int fd = socket(to->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), tries = 1;
+    if (fd < 0) return -1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &tries, sizeof tries); // 3 s, then begin anew
+    if (connect(fd, (const struct sockaddr *)to, bytes) == 0 || errno == EINPROGRESS) return fd;
+    close(fd);
+    return -1;
+}
+
+static void end_asking(struct ucx_asked *asked)
+{
+    if (asked->fd >= 0) close(asked->fd);
+    asked->fd = -1;
+}
+
+static struct ucx_asked *find_asked(struct ucx_fabric *ucx, uint64_t node)
+{
+    for (size_t i = 0; i < UCX_ASKED_MAX; i++)
+        if (ucx->asked[i].at_ms != 0 && ucx->asked[i].node == node) return &ucx->asked[i];
+    return NULL;
+}
+
+/* In the place of the one that was asked the longest ago. */
+static struct ucx_asked *take_asked(struct ucx_fabric *ucx, uint64_t node, uint64_t now_ms,
+                                    int *wait_ms_out)
+{
+    struct ucx_asked *oldest = &ucx->asked[0];
+    for (size_t i = 1; i < UCX_ASKED_MAX; i++)
+        if (ucx->asked[i].at_ms < oldest->at_ms) oldest = &ucx->asked[i];
+    const bool is_free = oldest->at_ms == 0 || now_ms - oldest->at_ms > REACH_FORGET_MS;
+    *wait_ms_out = is_free ? REACH_WAIT_MS : 0; // so many that are silent are not waited for
+    if (oldest->at_ms != 0) end_asking(oldest);
+    *oldest = (struct ucx_asked) { .node = node, .fd = -1 };
+    return oldest;
+}
+
+/* True: the connect has ended, and *error_out is 0 or says why it failed. */
+static bool is_answered(struct ucx_asked *asked, int wait_ms, int *error_out)
+{
+    struct pollfd answer = { .fd = asked->fd, .events = POLLOUT };
+    socklen_t bytes = sizeof *error_out;
+    if (poll(&answer, 1, wait_ms) <= 0) return false;
+    if (getsockopt(asked->fd, SOL_SOCKET, SO_ERROR, error_out, &bytes) != 0) *error_out = errno;
+    return true;
+}
+
+cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes)
+{
+    struct sockaddr_storage to;
+    socklen_t to_bytes;
+    const uint64_t node = fabric_hash(raw, bytes), now_ms = ucx_now_ms();
+    struct ucx_asked *asked = find_asked(ucx, node);
+    int wait_ms = 0, error = EINPROGRESS;
+    if (asked != NULL && now_ms < asked->rest_until_ms) return CAIRN_ERR_UNREACHABLE;
+    if (!find_port(raw, bytes, &to, &to_bytes)) return CAIRN_OK;
+    if (asked == NULL) asked = take_asked(ucx, node, now_ms, &wait_ms);
+    asked->at_ms = now_ms;
+    if (asked->fd < 0) asked->fd = begin_asking(&to, to_bytes);
+    if (asked->fd < 0 || !is_answered(asked, wait_ms, &error)) return CAIRN_ERR_UNREACHABLE;
+    end_asking(asked);
+    if (error == 0 || error == ECONNREFUSED) asked->at_ms = 0; // it is not silent
+    return error == 0 ? CAIRN_OK : CAIRN_ERR_UNREACHABLE;
+}
+
+void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms)
+{
+    const uint64_t node = fabric_hash(raw, bytes);
+    struct ucx_asked *asked = find_asked(ucx, node);
+    int wait_ms;
+    if (ms < BLOCKED_MS) return;
+    if (asked == NULL) asked = take_asked(ucx, node, ucx_now_ms(), &wait_ms);
+    asked->at_ms = ucx_now_ms();
+    asked->rest_until_ms = asked->at_ms + ms * BLOCKED_REST;
+}
+
+void ucx_reach_close(struct ucx_fabric *ucx)
+{
+    for (size_t i = 0; i < UCX_ASKED_MAX; i++)
+        if (ucx->asked[i].at_ms != 0) end_asking(&ucx->asked[i]);
+}

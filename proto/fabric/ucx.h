@@ -2,30 +2,200 @@
  *
  *   ucx.c           a node: its context and worker
  *   ucx_link.c      the one connection to each other node, and the owner's handles on it
- *   ucx_socket.c    its socket
- *   ucx_settings.c  how UCX is set up
- *   ucx_reach.c     whether a peer answers, before UCX waits for it
- *   ucx_message.c   messages as active messages
- *   ucx_bundle.c    small messages that leave together
- *   ucx_far.c       receives around the caches
- *   ucx_one_sided.c whether peers read each other's memory, and what they tell each other for it
+ *   ucx.c    its socket
+ *   ucx.c  how UCX is set up
+ *   ucx.c     whether a peer answers, before UCX waits for it
+ *   ucx_link.c   messages as active messages
+ *   ucx_link.c    small messages that leave together
+ *   ucx_memory.c       receives around the caches
+ *   ucx_read.c whether peers read each other's memory, and what they tell each other for it
  *   ucx_memory.c    memory of ours that peers may read: registered, packed keys
- *   ucx_refer.c     messages that we send by reference to it
+ *   ucx_read.c     messages that we send by reference to it
  *   ucx_read.c      messages that came by reference, and the reads
- *   ucx_frame.c     what travels for all that (ucx_frame.h)
- *   ucx_lanes.c     which lanes an endpoint has
- *   ucx_device.c    whether memory of cards goes from where it lies */
+ *   ucx_link.c     what travels for all that (ucx.h)
+ *   ucx.c     which lanes an endpoint has
+ *   ucx_memory.c    whether memory of cards goes from where it lies */
 #ifndef CAIRN_FABRIC_UCX_H
 #define CAIRN_FABRIC_UCX_H
 
+#include <assert.h>
 #include <netinet/in.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <time.h>
 #include <ucp/api/ucp.h>
 
 #include "proto/fabric/backend.h"
-#include "proto/fabric/flight.h"
-#include "proto/fabric/ucx_frame.h"
+#include "proto/fabric/fabric.h"
 #include "proto/fabric/where.h"
+
+/* ==== ucx frame ==== */
+
+/* Frames that ucx nodes send each other beside messages, so that one may read the other's memory
+ * (one-sided reads): one frame in the header of an active message, numbers little-endian; and how
+ * small messages are bundled. Pure; private to proto/fabric.
+ *
+ *   who has the memory (sends messages)             who reads it (receives them)
+ *                                               <-  HELLO { number of my endpoint, whether I read }
+ *   REGION { slot, generation, bytes, key }     ->
+ *   REFERENCE { serial, where } header ...      ->  (reads, when it has room for it)
+ *                                               <-  RELEASE { serial }: the memory is yours again
+ *                                               <-  DECLINE { serial, why }: send it whole
+ *   REGION_GONE { slot, generation }            ->
+ *
+ * Each node says HELLO over each endpoint that it makes, and answers the other's if it asks: so
+ * both know, in whatever order they were connected. Each of two nodes has one endpoint to the other
+ * (ucx_link.c). UCX takes these for a pair, by the order in which either node made them: a read
+ * over the one is answered over the other, and never ends if that is gone (UCX 1.13). So every
+ * frame about reads is of the endpoint that it came by, which UCX tells. The end of an endpoint
+ * ends the other one of its pair: a node that closes one without an end of the connection says BYE
+ * { its number }, and HELLO says which is the oldest that is left. BYE and PORT { of its socket }
+ * are said without reads, too: a node that ends a link looks for the socket, which either of the
+ * two has made. PROOF follows PORT on the same endpoint, and comes only if the other endpoint of
+ * the pair is there: else BYE.
+ *
+ * `from` names the sender: the hash of its worker's address, which only members have. Frames MAY OVERTAKE
+ * EACH OTHER: slots carry generations, serials too, and a REFERENCE of a region that is not known (yet)
+ * is declined, which costs no more than sending the payload. */
+
+enum {
+    UCX_FRAME_SLOTS = 4096,      /* regions that a peer may tell of at a time */
+    UCX_FRAME_KEY_MAX = 1024,    /* bytes of a packed remote key: TCP 12, InfiniBand some 60 */
+    UCX_FRAME_MAGIC = 0x31425543 /* "CUB1" */
+};
+
+enum ucx_frame_kind {
+    UCX_FRAME_MALFORMED = 0,
+    UCX_FRAME_HELLO = 1,
+    UCX_FRAME_REGION = 2,
+    UCX_FRAME_REGION_GONE = 3,
+    UCX_FRAME_REFERENCE = 4,
+    UCX_FRAME_RELEASE = 5,
+    UCX_FRAME_DECLINE = 6,
+    UCX_FRAME_BYE = 7,
+    UCX_FRAME_PORT = 8,
+    UCX_FRAME_PROOF = 9,
+};
+
+enum ucx_decline {                          /* DECLINE: why */
+                   UCX_DECLINE_UNKNOWN = 0, /* no such region was told: tell of it again */
+                   UCX_DECLINE_CANNOT = 1,  /* it cannot be read: refer to nothing any more */
+};
+
+struct ucx_frame_head {
+    uint32_t magic;
+    uint32_t kind;
+    uint64_t from;
+};
+struct ucx_frame_hello { /* and BYE, which says no more than its number */
+    struct ucx_frame_head head;
+    uint32_t endpoint; /* its number: grows with every one that the node makes */
+    uint32_t oldest;   /* of those to you that are left; BYE: 0 */
+    uint8_t reads;     /* 1: refer to your memory */
+    uint8_t asks;      /* 1: say HELLO, too */
+    uint8_t zero[6];
+};
+struct ucx_frame_region { /* key_bytes of packed key follow */
+    struct ucx_frame_head head;
+    uint64_t address; /* of the memory in its process, as reads name it */
+    uint64_t bytes;
+    uint64_t key_checksum; /* XXH3-64: UCX believes the lengths inside a key */
+    uint32_t generation;   /* not 0 */
+    uint16_t slot;
+    uint16_t key_bytes;
+};
+struct ucx_frame_gone {
+    struct ucx_frame_head head;
+    uint32_t generation;
+    uint16_t slot;
+    uint16_t zero;
+};
+struct ucx_frame_reference { /* header_bytes of the message's header follow */
+    struct ucx_frame_head head;
+    uint64_t serial;
+    uint64_t offset; /* in the region */
+    uint32_t payload_bytes;
+    uint32_t generation;
+    uint16_t slot;
+    uint16_t header_bytes;
+    uint32_t zero;
+};
+struct ucx_frame_release { /* and DECLINE */
+    struct ucx_frame_head head;
+    uint64_t serial;
+    uint32_t why; /* DECLINE: enum ucx_decline; else 0 */
+    uint32_t zero;
+};
+
+struct ucx_frame_port {
+    struct ucx_frame_head head;
+    uint16_t
+        port; /* of the TCP connection that the sender has made to you; 0: you have made it, say yours */
+    uint16_t zero[3];
+};
+
+static_assert(sizeof(struct ucx_frame_port) == 24, "wire format");
+static_assert(sizeof(struct ucx_frame_head) == 16, "wire format");
+static_assert(sizeof(struct ucx_frame_hello) == 32, "wire format");
+static_assert(sizeof(struct ucx_frame_region) == 48, "wire format");
+static_assert(offsetof(struct ucx_frame_region, generation) == 40, "wire format");
+static_assert(sizeof(struct ucx_frame_gone) == 24, "wire format");
+static_assert(sizeof(struct ucx_frame_reference) == 48, "wire format");
+static_assert(offsetof(struct ucx_frame_reference, slot) == 40, "wire format");
+static_assert(sizeof(struct ucx_frame_release) == 32, "wire format");
+
+enum { UCX_FRAME_MAX = sizeof(struct ucx_frame_region) + UCX_FRAME_KEY_MAX };
+static_assert(sizeof(struct ucx_frame_reference) + CAIRN_FABRIC_HEADER_MAX <= UCX_FRAME_MAX, "");
+
+union ucx_frame {
+    struct ucx_frame_head head;
+    struct ucx_frame_hello hello; /* and BYE */
+    struct ucx_frame_region region;
+    struct ucx_frame_gone gone;
+    struct ucx_frame_reference reference;
+    struct ucx_frame_release release; /* and DECLINE */
+    struct ucx_frame_port port;
+};
+
+/* A bundle of messages (ucx_link.c): an active message of its own. */
+struct ucx_frame_bundle { /* .. and then each message */
+    uint32_t magic;
+    uint32_t count; /* at least one */
+};
+struct ucx_frame_bundled { /* header and payload follow, filled up to 8 bytes */
+    uint32_t header_bytes; /* at least one */
+    uint32_t payload_bytes;
+};
+static_assert(sizeof(struct ucx_frame_bundle) == 8, "wire format");
+static_assert(sizeof(struct ucx_frame_bundled) == 8, "wire format");
+
+/* With its lengths and what it is filled up with. */
+static inline size_t ucx_frame_bundled_bytes(const struct ucx_frame_bundled *lengths)
+{
+    const size_t bytes = (size_t)lengths->header_bytes + lengths->payload_bytes;
+    return sizeof *lengths + (bytes + 7) / 8 * 8;
+}
+
+/* The lengths of the message that begins at `at`, which becomes where the next one does; false: none that is
+ * whole begins there. */
+bool ucx_frame_next_bundled(const void *bytes, size_t count, size_t *at,
+                            struct ucx_frame_bundled *lengths_out);
+/* It is whole: as many messages as it says, up to its last byte. */
+bool ucx_frame_is_bundle(const void *bytes, size_t count);
+
+static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uint64_t from)
+{
+    return (struct ucx_frame_head) { .magic = UCX_FRAME_MAGIC, .kind = kind, .from = from };
+}
+
+/* The kind of a frame that is whole and of one of the forms above, copied into `frame_out` without
+ * what follows it, which begins at `bytes + *size_out`. Slots and sizes are not judged, as only the
+ * receiver of the frame knows which are right. */
+enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_frame *frame_out,
+                                    size_t *size_out);
+
+/* ==== ucx ==== */
 
 enum {
     UCX_NODES = 256,       /* lists of links by the hash of their node */
@@ -263,7 +433,7 @@ static inline ucs_memory_type_t ucx_memory_of(const struct fabric_op *op)
 /* A foreign code becomes ours at the door. */
 cairn_status ucx_status(ucs_status_t status);
 
-/* ucx_settings.c: one context with our settings, whatever the environment says; with UCX's part for CUDA, if
+/* ucx.c: one context with our settings, whatever the environment says; with UCX's part for CUDA, if
  * that is there, for has_cuda. */
 CAIRN_MUST_CHECK cairn_status ucx_context_open(const struct cairn_fabric_options *options,
                                                bool has_cuda, ucp_context_h *context_out,
@@ -276,7 +446,7 @@ void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options
 /* Does this UCX connect without waiting for it? */
 bool ucx_connects_on_its_own(void);
 
-/* ucx_device.c: whether memory of cards goes from where it lies; why, or why not. Opens UCX for it, and
+/* ucx_memory.c: whether memory of cards goes from where it lies; why, or why not. Opens UCX for it, and
  * closes it again. */
 bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_sentence *why);
 /* The handle that UCX is to send or receive such a payload by, held until ucx_card_release; NULL: UCX finds
@@ -290,7 +460,7 @@ void ucx_card_region_drop(struct ucx_region *region);
 void ucx_cards_close(
     struct ucx_fabric *ucx); /* when the worker is not there, and the context still is */
 
-/* ucx_reach.c */
+/* ucx.c */
 /* Puts the port that UCX listens on behind its address, raw [room], if one is found; returns the bytes there
  * are then. The place, by which it is found, comes behind. */
 size_t ucx_add_port(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room);
@@ -301,7 +471,7 @@ CAIRN_MUST_CHECK cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw,
 void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms);
 void ucx_reach_close(struct ucx_fabric *ucx);
 
-/* Bounds the sockets that this node listens on (ucx_socket.c). */
+/* Bounds the sockets that this node listens on (ucx.c). */
 void ucx_bound_listeners(struct ucx_fabric *ucx);
 /* Where the owner of an address listens. False: its address does not say it. */
 bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *out);
@@ -330,7 +500,7 @@ void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep);
 cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes);
 void ucx_disconnect(struct cairn_fabric_peer *peer);
 
-/* ucx_socket.c */
+/* ucx.c */
 /* Ends the connection when the node acknowledges nothing on it for `unacked_ms`. Connections that a
  * listening socket accepts inherit the bound. */
 void ucx_socket_bound(int fd, unsigned unacked_ms);
@@ -343,7 +513,7 @@ in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, uns
 bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage *listener,
                      in_port_t accepted);
 
-/* ucx_message.c */
+/* ucx_link.c */
 ucs_status_t ucx_listen(struct ucx_fabric *ucx);
 /* Active messages of that number go to `on_message`, with the fabric. */
 ucs_status_t ucx_listen_to(struct ucx_fabric *ucx, unsigned id, uint32_t flags,
@@ -360,7 +530,7 @@ bool ucx_lands(const struct cairn_fabric_message *message);
 enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
                        size_t payload_bytes, struct ucx_message *message);
 
-/* ucx_bundle.c */
+/* ucx_link.c */
 ucs_status_t ucx_bundles_listen(struct ucx_fabric *ucx);
 /* False: it is too large, or there is no room: it goes by itself. */
 bool ucx_bundle_add(struct ucx_link *link, struct fabric_op *op, const void *payload);
@@ -372,14 +542,14 @@ void ucx_bundle_let_go(struct ucx_fabric *ucx, void *data);
 void ucx_bundles_part(struct ucx_link *link);
 void ucx_bundles_close(struct ucx_fabric *ucx); /* when the worker is not there */
 
-/* ucx_far.c */
+/* ucx_memory.c */
 /* False: there will be none. */
 bool ucx_far_open(struct ucx_fabric *ucx, const struct cairn_fabric_options *options);
 void ucx_far_close(struct ucx_fabric *ucx); /* when the worker is not there */
 /* False: it is to be received as all others. */
 bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op *op, void *buffer);
 
-/* ucx_one_sided.c */
+/* ucx_read.c */
 /* May this fabric ever read, or be read? Before its context is made. */
 bool ucx_one_sided_is_possible(const struct cairn_fabric_options *options);
 ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx);
@@ -410,7 +580,7 @@ void ucx_region_drop(struct cairn_fabric_region *region);
 void ucx_shares_close(struct ucx_fabric *ucx);
 void ucx_graves_close(struct ucx_fabric *ucx);
 
-/* ucx_refer.c */
+/* ucx_read.c */
 bool ucx_may_refer(const struct ucx_link *link, size_t bytes);
 /* CAIRN_ERR_UNSUPPORTED: the payload lies in no memory that can be read. */
 cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *payload);
@@ -432,5 +602,18 @@ void ucx_read_drop(struct ucx_message *message);
 void ucx_forget_told(struct ucx_link *link);
 void ucx_reads_begin_stop(struct ucx_fabric *ucx);
 void ucx_reads_end_stop(struct ucx_fabric *ucx);
+
+/* ==== ucx lanes ==== */
+
+/* Which lanes an endpoint of UCX has, out of what UCX prints of it. Pure; private to proto/fabric. */
+
+/* A transport whose network card reads the peer's memory by itself: RC and DC of InfiniBand and
+ * RoCE (ud has no reads), Cray's, AWS's. False for a name that is not known. */
+bool ucx_transport_is_native(const char *name);
+
+/* `text` is what ucp_ep_print_info printed. True: a lane is of a native transport, and UCX uses it for
+ * remote memory access. Otherwise UCX would emulate a read by messages, for which there is nothing to
+ * gain. */
+bool ucx_lanes_are_native(const char *text);
 
 #endif

@@ -20,6 +20,7 @@
  * the node to shut it (BYE). */
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -395,4 +396,519 @@ void ucx_links_close(struct ucx_fabric *ucx)
     for (size_t i = 0; i < UCX_NODES; i++)
         while (!LIST_EMPTY(&ucx->links[i])) free_link(LIST_FIRST(&ucx->links[i]));
     if (ucx->timer_fd >= 0) close(ucx->timer_fd);
+}
+
+/* ==== ucx bundle ==== */
+
+/* Small messages that leave together. UCX sends each active message by a system call of its own, and wakes
+ * the other end for it: of a step with thousands of small tensors that is nearly all of the time. So what is
+ * sent to a peer in one turn of the loop is put into one bundle, which leaves at the turn's end, or when it
+ * is full.
+ *
+ * A bundle is an active message: a head, then each message with its lengths in front, filled up to 8 bytes.
+ * The operations of its messages are over when it is sent, so limits on what is under way hold as for others.
+ * A peer that does not take what it is sent gets UCX_BUNDLES_MAX at most; then its bundle stays open, and
+ * what finds no room there goes by itself.
+ *
+ * A receiver that holds a message holds the bundle: the head counts who does, from then on. */
+
+enum { BUNDLE_ID = 9 }; /* of active messages, beside those of ucx_link.c and ucx_read.c */
+
+struct ucx_bundle {
+    LIST_ENTRY(ucx_bundle) entry; /* fabric->bundles_open or bundles_out */
+    struct ucx_link *link;        /* of one under way, NULL: closed since */
+    uint32_t count;
+    size_t bytes;
+    struct fabric_op *ops[UCX_BUNDLE_COUNT];
+    uint8_t data[UCX_BUNDLE_BYTES];
+};
+
+/* -- sending ------------------------------------------------------------------------------------ */
+
+static void end_bundle(struct ucx_bundle *bundle, cairn_status status)
+{
+    for (uint32_t i = 0; i < bundle->count; i++) fabric_op_done(bundle->ops[i], status);
+    LIST_REMOVE(bundle, entry);
+    free(bundle);
+}
+
+/* Ends a bundle that was under way. */
+static void finish(struct ucx_bundle *bundle, cairn_status status)
+{
+    if (bundle->link != NULL) bundle->link->bundles_out--;
+    end_bundle(bundle, status);
+}
+
+static void on_ucx_sent_bundle(void *request, ucs_status_t status, void *arg)
+{
+    finish(arg, ucx_status(status));
+    ucp_request_free(request);
+}
+
+/* The bundle that is open leaves. */
+static void post(struct ucx_link *link)
+{
+    struct ucx_bundle *bundle = link->bundle;
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_AM_SEND_FLAG_EAGER,
+        .cb.send = on_ucx_sent_bundle,
+        .user_data = bundle,
+    };
+    const struct ucx_frame_bundle head = { .magic = UCX_FRAME_MAGIC, .count = bundle->count };
+    memcpy(bundle->data, &head, sizeof head);
+    if (link->has_listener && !link->has_said_port) ucx_say_port(link);
+    link->bundle = NULL;
+    link->bundles_out++;
+    LIST_REMOVE(bundle, entry);
+    LIST_INSERT_HEAD(&link->ucx->bundles_out, bundle, entry);
+    ucs_status_ptr_t request = ucp_am_send_nbx(link->ep, BUNDLE_ID, NULL, 0, bundle->data,
+                                               bundle->bytes, &param);
+    if (UCS_PTR_IS_PTR(request)) return;
+    const cairn_status status = ucx_status(UCS_PTR_STATUS(request));
+    finish(bundle, status);
+    // Who sent was told that they go: what is lost is said by the loss of the peer.
+    if (status != CAIRN_OK) ucx_link_lose(link, CAIRN_ERR_CLOSED);
+}
+
+/* One with room for so many bytes; NULL: there is none. */
+static struct ucx_bundle *open_for(struct ucx_link *link, size_t bytes)
+{
+    struct ucx_bundle *bundle = link->bundle;
+    const bool is_full = bundle != NULL && (bundle->count == UCX_BUNDLE_COUNT ||
+                                            bundle->bytes + bytes > sizeof bundle->data);
+    if (is_full && link->bundles_out >= UCX_BUNDLES_MAX) return NULL;
+    if (is_full) post(link);
+    if (link->bundle != NULL || link->is_lost) return link->bundle;
+    bundle = malloc(sizeof *bundle);
+    if (bundle == NULL) return NULL;
+    bundle->link = link;
+    bundle->count = 0;
+    bundle->bytes = sizeof(struct ucx_frame_bundle);
+    LIST_INSERT_HEAD(&link->ucx->bundles_open, bundle, entry);
+    link->bundle = bundle;
+    return bundle;
+}
+
+static void append(struct ucx_bundle *bundle, const void *bytes, size_t count)
+{
+    if (count > 0) memcpy(bundle->data + bundle->bytes, bytes, count);
+    bundle->bytes += count;
+}
+
+bool ucx_bundle_add(struct ucx_link *link, struct fabric_op *op, const void *payload)
+{
+    static const uint8_t zero[8];
+    const struct ucx_frame_bundled lengths = { .header_bytes = (uint32_t)op->header_bytes,
+                                               .payload_bytes = (uint32_t)op->payload_bytes };
+    if (op->payload_bytes > UCX_BUNDLED_MAX) return false;
+    const size_t bytes = ucx_frame_bundled_bytes(&lengths);
+    struct ucx_bundle *bundle = open_for(link, bytes);
+    if (bundle == NULL) return false;
+    const size_t end_bundle = bundle->bytes + bytes;
+    append(bundle, &lengths, sizeof lengths);
+    append(bundle, op->header, op->header_bytes);
+    append(bundle, payload, op->payload_bytes);
+    append(bundle, zero, end_bundle - bundle->bytes);
+    bundle->ops[bundle->count++] = op;
+    op->by = link->ep; // as of what goes by itself
+    return true;
+}
+
+unsigned ucx_bundles_flush(struct ucx_fabric *ucx)
+{
+    unsigned count = 0;
+    struct ucx_bundle *bundle = LIST_FIRST(&ucx->bundles_open);
+    while (bundle != NULL) {
+        struct ucx_bundle *next = LIST_NEXT(bundle, entry);
+        struct ucx_link *link = bundle->link;
+        if (link->bundles_out < UCX_BUNDLES_MAX) {
+            post(link);
+            count++;
+        }
+        bundle = next;
+    }
+    return count;
+}
+
+/* UCX does not survive the end of an endpoint that has much to send (ucx_link.c): what waits for a node that
+ * is lost is not given to it any more. */
+void ucx_bundles_part(struct ucx_link *link)
+{
+    struct ucx_bundle *bundle = link->bundle;
+    if (bundle != NULL && link->is_lost) {
+        link->bundle = NULL;
+        end_bundle(bundle, CAIRN_ERR_CLOSED);
+    } else if (bundle != NULL) {
+        post(link);
+    }
+    LIST_FOREACH (bundle, &link->ucx->bundles_out, entry)
+        if (bundle->link == link) bundle->link = NULL;
+}
+
+void ucx_bundles_close(struct ucx_fabric *ucx)
+{
+    assert(LIST_EMPTY(&ucx->bundles_open)); // its peers are closed
+    while (!LIST_EMPTY(&ucx->bundles_out)) {
+        struct ucx_bundle *bundle = LIST_FIRST(&ucx->bundles_out);
+        LIST_REMOVE(bundle, entry);
+        free(bundle);
+    }
+}
+
+/* -- receiving ---------------------------------------------------------------------------------- */
+
+/* One more, or one less, holds it; returns how many do. */
+static uint32_t count_hold(void *data, bool more)
+{
+    struct ucx_frame_bundle head;
+    memcpy(&head, data, sizeof head);
+    head.count += more ? 1u : -1u;
+    memcpy(data, &head, sizeof head);
+    return head.count;
+}
+
+void ucx_bundle_let_go(struct ucx_fabric *ucx, void *data)
+{
+    if (count_hold(data, false) == 0) ucp_am_data_release(ucx->worker, data);
+}
+
+static void take(struct ucx_fabric *ucx, void *data, const struct ucx_frame_bundled *lengths,
+                 uint8_t *at)
+{
+    struct ucx_message *message = NULL;
+    if (!fabric_judge(&ucx->common, lengths->header_bytes, lengths->payload_bytes)) return;
+    if (lengths->payload_bytes > 0) {
+        message = (struct ucx_message *)fabric_message_new(&ucx->common, lengths->payload_bytes);
+        if (message == NULL) return;
+        message->data = at + lengths->header_bytes;
+        message->bundle = data;
+    }
+    if (ucx_show(ucx, at, lengths->header_bytes, lengths->payload_bytes, message) == FATE_HELD)
+        count_hold(data, true);
+}
+
+/* As on_ucx_message of ucx_link.c; of a stranger. */
+static ucs_status_t on_ucx_bundle(void *arg, const void *header, size_t header_bytes, void *data,
+                                  size_t bytes, const ucp_am_recv_param_t *param)
+{
+    (void)header, (void)header_bytes;
+    struct ucx_fabric *ucx = arg;
+    struct ucx_frame_bundle head = { .magic = UCX_FRAME_MAGIC, .count = 1 }; // we do, meanwhile
+    struct ucx_frame_bundled lengths;
+    size_t at = sizeof head;
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || !ucx_frame_is_bundle(data, bytes)) {
+        ucx->common.stats.messages_refused++;
+        return UCS_OK;
+    }
+    memcpy(data, &head, sizeof head);
+    while (ucx_frame_next_bundled(data, bytes, &at, &lengths))
+        take(ucx, data, &lengths,
+             (uint8_t *)data + at - ucx_frame_bundled_bytes(&lengths) + sizeof lengths);
+    return count_hold(data, false) == 0 ? UCS_OK : UCS_INPROGRESS;
+}
+
+ucs_status_t ucx_bundles_listen(struct ucx_fabric *ucx)
+{
+    return ucx_listen_to(ucx, BUNDLE_ID, UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA,
+                         on_ucx_bundle);
+}
+
+/* ==== ucx message ==== */
+
+/* Messages over UCX active messages: one id, eager for small payloads, rendezvous for the rest.
+ *
+ * UCX behaves so (1.13.1, measured): a receive into too small a buffer aborts the process, so
+ * fabric.c compares first. An unread descriptor that is released completes its sender with OK. A
+ * message that is held costs us pool memory (eager) or pins the sender's buffer (rendezvous). */
+
+enum { MESSAGE_ID = 7 }; /* the only id in use; all Cairn nodes agree on it */
+
+/* -- sending ------------------------------------------------------------------------------------ */
+
+static void end_message(struct fabric_op *op, ucs_status_t status)
+{
+    ucx_card_release(ucx_of(op->fabric), op->held);
+    op->held = NULL;
+    fabric_op_done(op, ucx_status(status));
+}
+
+static void on_ucx_sent_message(void *request, ucs_status_t status, void *arg)
+{
+    end_message(arg, status);
+    ucp_request_free(request);
+}
+
+cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const void *payload)
+{
+    struct ucx_card *card = op->is_device ? ucx_card_hold(link->ucx, op, payload) : NULL;
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+        // tells the receiver by which of its ends, which it may have to close
+        .flags = op->header_bytes + op->payload_bytes < UCX_RENDEZVOUS_MIN ? 0
+                                                                           : UCP_AM_SEND_FLAG_REPLY,
+        .cb.send = on_ucx_sent_message,
+        .memory_type = ucx_memory_of(op), // else a UCX that has CUDA asks the driver about each
+        .user_data = op,
+    };
+    ucx_card_name(card, &param);
+    if (link->has_listener && !link->has_said_port) ucx_say_port(link);
+    ucs_status_ptr_t request = ucp_am_send_nbx(link->ep, MESSAGE_ID, op->header, op->header_bytes,
+                                               payload, op->payload_bytes, &param);
+    if (UCS_PTR_IS_ERR(request)) {
+        ucx_card_release(link->ucx, card);
+        return ucx_status(UCS_PTR_STATUS(request));
+    }
+    op->held = card;
+    op->by = link->ep;
+    if (request == NULL) end_message(op, UCS_OK); // sent at once: UCX calls nothing
+    return CAIRN_OK;
+}
+
+cairn_status ucx_send(struct cairn_fabric_peer *common, struct fabric_op *op, const void *payload)
+{
+    struct ucx_link *link = ucx_peer_of(common)->link;
+    cairn_status status = CAIRN_ERR_UNSUPPORTED;
+    op->to = common;
+    if (!op->is_device && ucx_may_refer(link, op->payload_bytes))
+        status = ucx_refer(link, op, payload);
+    if (status != CAIRN_ERR_UNSUPPORTED) return status;
+    return !op->is_device && ucx_bundle_add(link, op, payload) ? CAIRN_OK
+                                                               : ucx_send_whole(link, op, payload);
+}
+
+/* -- receiving ---------------------------------------------------------------------------------- */
+
+static void on_ucx_received(void *request, ucs_status_t status, size_t length, void *arg)
+{
+    struct fabric_op *op = arg;
+    assert(status != UCS_OK || length == op->payload_bytes);
+    end_message(op, status);
+    ucp_request_free(request);
+}
+
+static void start_rendezvous(struct ucx_fabric *ucx, void *descriptor, struct fabric_op *op,
+                             void *buffer)
+{
+    struct ucx_card *card = op->is_device ? ucx_card_hold(ucx, op, buffer) : NULL;
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+        .cb.recv_am = on_ucx_received,
+        .memory_type = ucx_memory_of(op),
+        .user_data = op,
+    };
+    ucx_card_name(card, &param);
+    op->held = card;
+    ucs_status_ptr_t request = ucp_am_recv_data_nbx(ucx->worker, descriptor, buffer,
+                                                    op->payload_bytes, &param);
+    if (!UCS_PTR_IS_PTR(request)) end_message(op, UCS_PTR_STATUS(request)); // UCX calls nothing
+}
+
+static void let_go(struct ucx_fabric *ucx, const struct ucx_message *message)
+{
+    if (message->bundle != NULL)
+        ucx_bundle_let_go(ucx, message->bundle);
+    else
+        ucp_am_data_release(ucx->worker, message->data);
+}
+
+void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void *buffer)
+{
+    struct ucx_message *message = (struct ucx_message *)common;
+    struct ucx_fabric *ucx = ucx_of(common->fabric);
+    bool is_shown = message == ucx->shown;
+    if (message->region != NULL) {
+        ucx_read_receive(message, op, buffer);
+        return;
+    }
+    if (message->is_rendezvous) {
+        if (is_shown) ucx->fate = FATE_RECEIVING;
+        op->by = message->ep; // of either receive, before it flies: close_receives looks for it
+        if (!ucx_far_receive(ucx, message->data, op, buffer))
+            start_rendezvous(ucx, message->data, op, buffer);
+        return;
+    }
+    memcpy(buffer, message->data, common->payload_bytes);
+    fabric_op_done(op, CAIRN_OK);
+    if (is_shown)
+        ucx->fate = FATE_TAKEN;
+    else
+        let_go(ucx, message);
+}
+
+bool ucx_lands(const struct cairn_fabric_message *common)
+{
+    const struct ucx_message *message = (const struct ucx_message *)common;
+    return message->region == NULL && message->is_rendezvous;
+}
+
+void ucx_drop(struct cairn_fabric_message *common)
+{
+    struct ucx_message *message = (struct ucx_message *)common;
+    struct ucx_fabric *ucx = ucx_of(common->fabric);
+    if (message->region != NULL)
+        ucx_read_drop(message);
+    else if (message == ucx->shown)
+        ucx->fate = FATE_TAKEN;
+    else
+        let_go(ucx, message);
+}
+
+enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
+                       size_t payload_bytes, struct ucx_message *message)
+{
+    ucx->shown = message;
+    ucx->fate = message != NULL ? FATE_HELD : FATE_TAKEN;
+    fabric_offer(&ucx->common, header, header_bytes, payload_bytes,
+                 message != NULL ? &message->common : NULL); // it may be freed after this
+    ucx->shown = NULL;
+    return ucx->fate;
+}
+
+/* UCS_OK: UCX may free `data` (and tells a rendezvous sender so). UCS_INPROGRESS: it is kept for us. */
+static ucs_status_t on_ucx_message(void *arg, const void *header, size_t header_bytes, void *data,
+                                   size_t payload_bytes, const ucp_am_recv_param_t *param)
+{
+    struct ucx_fabric *ucx = arg;
+    bool is_rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    if (!fabric_judge(&ucx->common, header_bytes, payload_bytes)) return UCS_OK;
+    if (payload_bytes == 0) {
+        fabric_offer(&ucx->common, header, header_bytes, 0, NULL);
+        return UCS_OK;
+    }
+    assert(is_rendezvous || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0);
+    struct ucx_message *message = (struct ucx_message *)fabric_message_new(&ucx->common,
+                                                                           payload_bytes);
+    if (message == NULL) return UCS_OK;
+    message->data = data;
+    message->is_rendezvous = is_rendezvous;
+    message->ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0 ? param->reply_ep
+                                                                            : NULL;
+    const enum ucx_fate fate = ucx_show(ucx, header, header_bytes, payload_bytes, message);
+    return fate == FATE_TAKEN ? UCS_OK : UCS_INPROGRESS;
+}
+
+ucs_status_t ucx_listen_to(struct ucx_fabric *ucx, unsigned id, uint32_t flags,
+                           ucp_am_recv_callback_t on_message)
+{
+    const ucp_am_handler_param_t param = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = id,
+        .flags = flags,
+        .cb = on_message,
+        .arg = ucx,
+    };
+    return ucp_worker_set_am_recv_handler(ucx->worker, &param);
+}
+
+/* WHOLE_MSG: called once a message is complete. PERSISTENT_DATA: an eager payload can be held. */
+ucs_status_t ucx_listen(struct ucx_fabric *ucx)
+{
+    return ucx_listen_to(ucx, MESSAGE_ID, UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA,
+                         on_ucx_message);
+}
+
+/* ==== ucx frame ==== */
+
+static const size_t sizes[] = {
+    [UCX_FRAME_HELLO] = sizeof(struct ucx_frame_hello),
+    [UCX_FRAME_REGION] = sizeof(struct ucx_frame_region),
+    [UCX_FRAME_REGION_GONE] = sizeof(struct ucx_frame_gone),
+    [UCX_FRAME_REFERENCE] = sizeof(struct ucx_frame_reference),
+    [UCX_FRAME_RELEASE] = sizeof(struct ucx_frame_release),
+    [UCX_FRAME_DECLINE] = sizeof(struct ucx_frame_release),
+    [UCX_FRAME_BYE] = sizeof(struct ucx_frame_hello),
+    [UCX_FRAME_PORT] = sizeof(struct ucx_frame_port),
+    [UCX_FRAME_PROOF] = sizeof(struct ucx_frame_head),
+};
+
+static bool judge_hello(const struct ucx_frame_hello *f)
+{
+    static const uint8_t zero[sizeof f->zero];
+    return f->endpoint != 0 && f->oldest <= f->endpoint && f->reads <= 1 && f->asks <= 1 &&
+           memcmp(f->zero, zero, sizeof zero) == 0;
+}
+
+/* An address range that ends behind the last address is none. */
+static bool judge_region(const struct ucx_frame_region *f, size_t rest)
+{
+    return f->generation != 0 && f->slot < UCX_FRAME_SLOTS && f->bytes > 0 &&
+           f->bytes <= UINT64_MAX - f->address && f->key_bytes > 0 &&
+           f->key_bytes <= UCX_FRAME_KEY_MAX && f->key_bytes == rest;
+}
+
+static bool judge_reference(const struct ucx_frame_reference *f, size_t rest)
+{
+    return f->generation != 0 && f->slot < UCX_FRAME_SLOTS && f->serial != 0 &&
+           f->payload_bytes > 0 && f->header_bytes > 0 &&
+           f->header_bytes <= CAIRN_FABRIC_HEADER_MAX && f->header_bytes == rest && f->zero == 0;
+}
+
+static bool judge(const union ucx_frame *frame, size_t rest)
+{
+    switch ((enum ucx_frame_kind)frame->head.kind) {
+    case UCX_FRAME_HELLO:
+        return rest == 0 && judge_hello(&frame->hello) && frame->hello.oldest != 0;
+    case UCX_FRAME_BYE:
+        return rest == 0 && judge_hello(&frame->hello) && !frame->hello.reads &&
+               !frame->hello.asks && frame->hello.oldest == 0;
+    case UCX_FRAME_REGION: return judge_region(&frame->region, rest);
+    case UCX_FRAME_REFERENCE: return judge_reference(&frame->reference, rest);
+    case UCX_FRAME_REGION_GONE:
+        return rest == 0 && frame->gone.slot < UCX_FRAME_SLOTS && frame->gone.zero == 0;
+    case UCX_FRAME_RELEASE: return rest == 0 && frame->release.why == 0 && frame->release.zero == 0;
+    case UCX_FRAME_DECLINE:
+        return rest == 0 && frame->release.why <= UCX_DECLINE_CANNOT && frame->release.zero == 0;
+    case UCX_FRAME_PROOF: return rest == 0;
+    case UCX_FRAME_PORT:
+        return rest == 0 && (frame->port.zero[0] | frame->port.zero[1] | frame->port.zero[2]) == 0;
+    default: return false;
+    }
+}
+
+enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_frame *frame_out,
+                                    size_t *size_out)
+{
+    struct ucx_frame_head head;
+    union ucx_frame frame;
+    if (count < sizeof head) return UCX_FRAME_MALFORMED;
+    memcpy(&head, bytes, sizeof head);
+    if (head.magic != UCX_FRAME_MAGIC || head.kind == UCX_FRAME_MALFORMED ||
+        head.kind > UCX_FRAME_PROOF || count < sizes[head.kind])
+        return UCX_FRAME_MALFORMED;
+    memcpy(&frame, bytes, sizes[head.kind]);
+    if (!judge(&frame, count - sizes[head.kind])) return UCX_FRAME_MALFORMED;
+    *frame_out = frame;
+    *size_out = sizes[head.kind];
+    return (enum ucx_frame_kind)head.kind;
+}
+
+bool ucx_frame_next_bundled(const void *bytes, size_t count, size_t *at,
+                            struct ucx_frame_bundled *lengths_out)
+{
+    struct ucx_frame_bundled lengths;
+    if (count - *at < sizeof lengths) return false;
+    memcpy(&lengths, (const uint8_t *)bytes + *at, sizeof lengths);
+    if (lengths.header_bytes == 0 || lengths.header_bytes > CAIRN_FABRIC_HEADER_MAX ||
+        lengths.payload_bytes > count || count - *at < ucx_frame_bundled_bytes(&lengths))
+        return false;
+    *at += ucx_frame_bundled_bytes(&lengths);
+    *lengths_out = lengths;
+    return true;
+}
+
+bool ucx_frame_is_bundle(const void *bytes, size_t count)
+{
+    struct ucx_frame_bundle head;
+    struct ucx_frame_bundled lengths;
+    uint32_t messages = 0;
+    size_t at = sizeof head;
+    if (count < sizeof head) return false;
+    memcpy(&head, bytes, sizeof head);
+    while (ucx_frame_next_bundled(bytes, count, &at, &lengths)) messages++;
+    return head.magic == UCX_FRAME_MAGIC && messages > 0 && head.count == messages && at == count;
 }

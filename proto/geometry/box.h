@@ -18,8 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/base/sentence.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/geometry/tensor.h"
 
 /* Judges a stranger's box of a judged shape: as many dimensions, and none reaches beyond the tensor.

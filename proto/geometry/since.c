@@ -1,4 +1,4 @@
-#include "proto/geometry/since.h"
+#include "proto/geometry/layout.h"
 
 #ifndef CAIRN_MUTANT /* bugs seeded for the simulator: server/core/mutant.h */
 #define CAIRN_MUTANT 0

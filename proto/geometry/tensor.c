@@ -1,7 +1,11 @@
 #include "proto/geometry/tensor.h"
 
 #include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
+
+#include "proto/geometry/box.h"
 
 static const struct {
     size_t bytes;
@@ -186,4 +190,178 @@ size_t cairn_range_boxes(const struct cairn_shape *shape, uint64_t first_elem, u
         left -= rows;
     }
     return count;
+}
+
+/* ==== box ==== */
+
+cairn_status cairn_box_check(const struct cairn_box *box, const struct cairn_shape *shape,
+                             struct cairn_sentence *why)
+{
+    if (box->rank != shape->rank)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "the box has %" PRIu32 " dimensions, the tensor has %" PRIu32, box->rank,
+                          shape->rank);
+    for (uint32_t d = 0; d < shape->rank; d++) {
+        if (box->start[d] <= shape->dim[d] && box->extent[d] <= shape->dim[d] - box->start[d])
+            continue;
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "dimension %" PRIu32 " of the box starts at %" PRIu64 " and has %" PRIu64
+                          " elements; the tensor has %" PRIu64,
+                          d, box->start[d], box->extent[d], shape->dim[d]);
+    }
+    return CAIRN_OK;
+}
+
+struct cairn_box cairn_box_of_shape(const struct cairn_shape *shape)
+{
+    struct cairn_box box = { .rank = shape->rank };
+    for (uint32_t d = 0; d < shape->rank; d++) box.extent[d] = shape->dim[d];
+    return box;
+}
+
+uint64_t cairn_box_elems(const struct cairn_box *box)
+{
+    // An empty box first: the other extents may be of an empty tensor, and so of any size.
+    for (uint32_t d = 0; d < box->rank; d++)
+        if (box->extent[d] == 0) return 0;
+    uint64_t elems = 1;
+    for (uint32_t d = 0; d < box->rank; d++) elems *= box->extent[d];
+    return elems;
+}
+
+bool cairn_box_is_whole(const struct cairn_box *box, const struct cairn_shape *shape)
+{
+    for (uint32_t d = 0; d < shape->rank; d++)
+        if (box->start[d] != 0 || box->extent[d] != shape->dim[d]) return false;
+    return true;
+}
+
+bool cairn_box_equal(const struct cairn_box *a, const struct cairn_box *b)
+{
+    if (a->rank != b->rank) return false;
+    for (uint32_t d = 0; d < a->rank; d++)
+        if (a->start[d] != b->start[d] || a->extent[d] != b->extent[d]) return false;
+    return true;
+}
+
+bool cairn_box_overlap(const struct cairn_box *a, const struct cairn_box *b)
+{
+    if (cairn_box_elems(a) == 0 || cairn_box_elems(b) == 0) return false;
+    for (uint32_t d = 0; d < a->rank; d++) {
+        if (a->start[d] >= b->start[d] + b->extent[d]) return false;
+        if (b->start[d] >= a->start[d] + a->extent[d]) return false;
+    }
+    return true;
+}
+
+uint64_t cairn_box_before(const struct cairn_box *box, const struct cairn_shape *shape,
+                          uint64_t index)
+{
+    uint64_t inner = cairn_box_elems(box); // of the box, in one index of the dimensions so far
+    if (inner == 0) return 0;
+    const struct cairn_box whole = cairn_box_of_shape(shape);
+    uint64_t stride = cairn_box_elems(&whole); // the same, of the tensor
+    if (index >= stride) return inner;
+
+    uint64_t count = 0;
+    for (uint32_t d = 0; d < shape->rank; d++) {
+        stride /= shape->dim[d];
+        inner /= box->extent[d];
+        const uint64_t at = index / stride;
+        index %= stride;
+        if (at < box->start[d]) return count;
+        if (at - box->start[d] >= box->extent[d]) return count + box->extent[d] * inner;
+        count += (at - box->start[d]) * inner;
+    }
+    return count;
+}
+
+void cairn_box_runs_begin(struct cairn_box_runs *runs, const struct cairn_box *box,
+                          const struct cairn_shape *shape, uint64_t first_elem, uint64_t elem_count)
+{
+    *runs = (struct cairn_box_runs) { .box = *box, .run_elems = 1 };
+    if (cairn_box_elems(box) == 0) return;
+
+    uint64_t stride = 1;
+    for (uint32_t d = shape->rank; d-- > 0; stride *= shape->dim[d]) {
+        runs->stride[d] = stride;
+        runs->base += box->start[d] * stride;
+    }
+    // A run spans the inner dimensions that are whole, and goes along the one before them.
+    runs->outer = shape->rank;
+    for (bool whole = true; whole && runs->outer > 0;) {
+        const uint32_t d = --runs->outer;
+        runs->run_elems *= box->extent[d];
+        whole = box->extent[d] == shape->dim[d];
+    }
+    runs->next = cairn_box_before(box, shape, first_elem);
+    runs->end = cairn_box_before(box, shape, first_elem + elem_count);
+}
+
+bool cairn_box_runs_next(struct cairn_box_runs *runs, uint64_t *tensor_elem_out,
+                         uint64_t *box_elem_out, uint64_t *count_out)
+{
+    if (runs->next == runs->end) return false;
+    const uint64_t within = runs->next % runs->run_elems;
+    uint64_t run = runs->next / runs->run_elems;
+    uint64_t elem = runs->base + within;
+    for (uint32_t d = runs->outer; d-- > 0; run /= runs->box.extent[d])
+        elem += run % runs->box.extent[d] * runs->stride[d];
+
+    const uint64_t left = runs->end - runs->next;
+    const uint64_t in_run = runs->run_elems - within;
+    *tensor_elem_out = elem;
+    *box_elem_out = runs->next;
+    *count_out = left < in_run ? left : in_run;
+    runs->next += *count_out;
+    return true;
+}
+
+static void put(uint8_t *out, uint64_t value, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
+}
+
+static uint64_t get(const uint8_t *in, size_t bytes)
+{
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)in[i] << (8 * i);
+    return value;
+}
+
+size_t cairn_box_encode(const struct cairn_box *box, uint8_t out[CAIRN_BOX_BYTES_MAX])
+{
+    assert(box->rank <= CAIRN_RANK_MAX);
+    put(out, box->rank, 4);
+    uint8_t *starts = out + 4, *extents = starts + 8 * (size_t)box->rank;
+    for (uint32_t d = 0; d < box->rank; d++) {
+        put(starts + 8 * d, box->start[d], 8);
+        put(extents + 8 * d, box->extent[d], 8);
+    }
+    return 4 + 16 * (size_t)box->rank;
+}
+
+cairn_status cairn_box_decode(const uint8_t *bytes, size_t size, struct cairn_box *box_out)
+{
+    if (size < 4) return CAIRN_ERR_MALFORMED;
+    const uint32_t rank = (uint32_t)get(bytes, 4);
+    if (rank > CAIRN_RANK_MAX || size != 4 + 16 * (size_t)rank) return CAIRN_ERR_MALFORMED;
+    const uint8_t *starts = bytes + 4, *extents = starts + 8 * (size_t)rank;
+    *box_out = (struct cairn_box) { .rank = rank };
+    for (uint32_t d = 0; d < rank; d++) {
+        box_out->start[d] = get(starts + 8 * d, 8);
+        box_out->extent[d] = get(extents + 8 * d, 8);
+    }
+    return CAIRN_OK;
+}
+
+const char *cairn_box_text(const struct cairn_box *box, char out[CAIRN_BOX_TEXT_BYTES])
+{
+    size_t at = 0;
+    out[at++] = '[';
+    for (uint32_t d = 0; d < box->rank && d < CAIRN_RANK_MAX; d++)
+        at += (size_t)snprintf(out + at, CAIRN_BOX_TEXT_BYTES - at, "%s%" PRIu64 ":%" PRIu64,
+                               d > 0 ? ", " : "", box->start[d], box->start[d] + box->extent[d]);
+    snprintf(out + at, CAIRN_BOX_TEXT_BYTES - at, "]");
+    return out;
 }

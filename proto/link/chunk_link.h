@@ -15,9 +15,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "proto/base/status.h"
 #include "proto/fabric/fabric.h"
+#include "proto/link/push.h"
 #include "proto/wire/chunk.h"
 
 #define CAIRN_LINK_SILENT_MS 5000 /* so long a silence is said to be one */
@@ -108,5 +110,147 @@ void cairn_chunk_link_sent(struct cairn_chunk_link *link, cairn_status status);
  * back. Sends count themselves. */
 void cairn_chunk_link_loan(struct cairn_chunk_link *link);
 void cairn_chunk_link_loan_back(struct cairn_chunk_link *link);
+
+/* ==== asker ==== */
+
+/* An asker: the puts and fetches that a worker, or a relay in its place, has for one shard. They are sent in
+ * the order in which they came, a few unanswered at a time; and again, behind all others, when a connection
+ * is lost, when a chunk was damaged on its way, or when the shard had no time.
+ *
+ *   cairn_asker_ask ──► WAITING ── send ──► SENT ── cairn_asker_answered ──► IDLE: over, or received
+ *                          ▲                  │                                │
+ *                          └── _asker_lost ───┴───── _asker_again, _asker_ask ─┘
+ *
+ * Pure: its user sends, receives, and tells it of ticks. */
+
+/* Set in header.request of what an asker asks; clear in that of a push. */
+#define CAIRN_REQUEST_OF_ASKER ((uint64_t)1 << 63)
+
+enum cairn_chunk_request_state {
+    CAIRN_REQUEST_IDLE = 0,
+    CAIRN_REQUEST_WAITING,
+    CAIRN_REQUEST_SENT
+};
+
+/* A put or a fetch of one chunk. The asker's user keeps a table of them, and sets index and serial; the rest
+ * is 0. */
+struct cairn_chunk_request {
+    TAILQ_ENTRY(cairn_chunk_request) link; /* of those that are WAITING */
+    enum cairn_chunk_request_state state;
+    uint32_t index;   /* in the table */
+    uint32_t serial;  /* grows with every use: an answer to a former one is dropped */
+    uint32_t damaged; /* times that its bytes did not arrive as they were sent */
+};
+
+struct cairn_asker {
+    /* Sends a request. Not OK: the request cannot be sent now, and stays the first of those that wait. */
+    cairn_status (*send)(struct cairn_chunk_request *request);
+    TAILQ_HEAD(, cairn_chunk_request) waiting;
+    uint32_t sent; /* requests that are unanswered */
+    bool busy;     /* the shard had no time: nothing is sent before an answer or the next tick */
+};
+
+void cairn_asker_open(struct cairn_asker *asker,
+                      cairn_status (*send)(struct cairn_chunk_request *));
+/* The number to put into header.request: never 0. */
+uint64_t cairn_chunk_request_number(const struct cairn_chunk_request *request);
+
+/* Queues an IDLE request, behind all that wait. */
+void cairn_asker_ask(struct cairn_asker *asker, struct cairn_chunk_request *request);
+/* Sends what may be sent now. Call it after each of these calls, and whenever `send` may go on. */
+void cairn_asker_pump(struct cairn_asker *asker);
+/* Tries again after a tick, or when there is a new connection to the shard: the shard may have time
+ * again. Pumps. */
+void cairn_asker_retry(struct cairn_asker *asker);
+
+/* Notes that an answer with this number came. False: it belongs to a former use of the request, or
+ * to one that is answered already. */
+bool cairn_asker_answered(struct cairn_asker *asker, struct cairn_chunk_request *request,
+                          uint64_t number);
+/* The answer was NAK with this status, which may be any number, or what came is damaged
+ * (CAIRN_ERR_CHECKSUM). True: the request is to be sent again. False: the refusal is for good, or the way to
+ * the shard is broken. */
+bool cairn_asker_again(struct cairn_asker *asker, struct cairn_chunk_request *request,
+                       uint64_t status);
+/* The connection by which the request was sent is lost. True: it was unanswered, and is to be sent again. */
+bool cairn_asker_lost(struct cairn_asker *asker, struct cairn_chunk_request *request);
+/* The request is not asked for any more, whatever its state. */
+void cairn_asker_drop(struct cairn_asker *asker, struct cairn_chunk_request *request);
+/* A request is to be sent, or unanswered. */
+bool cairn_asker_waits(const struct cairn_asker *asker);
+
+/* ==== pusher ==== */
+
+/* A pusher: it drives the push machine (push.h) of the open round over chunk links, and turns what that says
+ * into messages (proto/wire/chunk.h). A worker has one for all shards of its job; a relay has one for
+ * each owner, to whom it is the worker. Loop thread. */
+
+struct cairn_pusher;
+
+/* The functions in which a worker and a relay differ. `shard` is the machine's number of a
+ * shard. */
+struct cairn_pusher_hands {
+    /* The connection by which what is for the shard goes. */
+    struct cairn_chunk_link *(*link)(struct cairn_pusher *pusher, uint32_t shard);
+    /* It refused a send: whatever refuses it, a new connection sends it again. */
+    void (*link_failed)(struct cairn_pusher *pusher, struct cairn_chunk_link *link);
+    /* Sends the chunk of action->cookie; the header has the numbers of the round. */
+    cairn_status (*send_chunk)(struct cairn_pusher *pusher, const struct cairn_push_action *action,
+                               struct cairn_chunk_header *header);
+    /* header.tensor of MICRO_END and COMMIT: 0, or whom a relay is told them for. NULL: 0. */
+    uint32_t (*mark)(const struct cairn_pusher *pusher, uint32_t shard);
+    /* Trained tensors of the shard that the micro-batch had nothing of, ascending: returns how many there
+     * are, at most absent_max. */
+    size_t (*absent_max)(const struct cairn_pusher *pusher, uint32_t shard);
+    size_t (*absent)(const struct cairn_pusher *pusher, uint32_t shard, uint32_t micro,
+                     uint32_t *tensors_out);
+    void (*released)(struct cairn_pusher *pusher, const struct cairn_push_action *action);
+    /* The shard refuses, so the round is void; may be NULL. */
+    void (*refused)(struct cairn_pusher *pusher, const struct cairn_push_action *action);
+};
+
+struct cairn_pusher {
+    const struct cairn_pusher_hands *hands; /* static */
+    struct cairn_push_config config;
+    void *memory;                      /* owned: of the machine */
+    struct cairn_push *push;           /* in it; NULL: no round */
+    struct cairn_push_actions actions; /* owned */
+    uint64_t epoch, round;             /* of the open round, or the last one */
+};
+
+/* CAIRN_ERR_NO_MEMORY: too much for a machine, too; close it. Once open, it is not opened again. */
+CAIRN_MUST_CHECK cairn_status cairn_pusher_open(struct cairn_pusher *pusher,
+                                                const struct cairn_pusher_hands *hands,
+                                                const struct cairn_push_config *config);
+/* Also of one that was never opened, all zero. */
+void cairn_pusher_close(struct cairn_pusher *pusher);
+/* A round opened; the one before has ended. */
+void cairn_pusher_begin(struct cairn_pusher *pusher, uint64_t epoch, uint64_t round);
+/* There is no such shard: right behind _begin. */
+void cairn_pusher_absent(struct cairn_pusher *pusher, uint32_t shard);
+/* It is void, or resolved: what the fabric has on loan is given back by itself. */
+void cairn_pusher_end(struct cairn_pusher *pusher);
+
+/* ---- the caller's side, of an open round: as in push.h; what the machine then says is done ---- */
+CAIRN_MUST_CHECK cairn_status cairn_pusher_chunk(struct cairn_pusher *pusher, uint32_t shard,
+                                                 uint32_t micro, struct cairn_push_chunk chunk);
+CAIRN_MUST_CHECK cairn_status cairn_pusher_micro_end(struct cairn_pusher *pusher, uint32_t micro);
+CAIRN_MUST_CHECK cairn_status cairn_pusher_commit(struct cairn_pusher *pusher, uint64_t weight);
+void cairn_pusher_resolved(struct cairn_pusher *pusher);
+
+/* ---- the shards. Without a round, or of another round or shard, nothing happens ---- */
+/* Rounds grow, and so do the numbers of a shard's ways: one that was overtaken is no newer than `last` (of
+ * kind 0: none). Ways of several shards cannot be compared, but a round has one carrier. */
+bool cairn_grant_is_newer(const struct cairn_chunk_header *last,
+                          const struct cairn_chunk_header *grant);
+/* `way`: the highest that the carrier's HELLOs had; one may have overtaken the GRANT. */
+void cairn_pusher_on_grant(struct cairn_pusher *pusher, uint32_t shard,
+                           const struct cairn_chunk_header *grant, uint64_t way);
+void cairn_pusher_on_hello(struct cairn_pusher *pusher, uint32_t shard, uint64_t way);
+/* ACK, NAK, MICRO_ACK. */
+void cairn_pusher_on_answer(struct cairn_pusher *pusher, uint32_t shard,
+                            const struct cairn_chunk_header *header);
+void cairn_pusher_on_lost(struct cairn_pusher *pusher, uint32_t shard);
+bool cairn_pusher_waits(const struct cairn_pusher *pusher, uint32_t shard);
 
 #endif

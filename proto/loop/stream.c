@@ -1,11 +1,20 @@
-#include "proto/loop/stream_private.h"
+#include "proto/loop/stream.h"
 
+#include <arpa/inet.h>
 #include <assert.h>
+#include <grp.h>
 #include <inttypes.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "proto/loop/stream_private.h"
+#include "proto/wire/messages.h"
 
 #define FINISH_MS 2000 // how long a peer may take to read its last frames
 #define TURN_NS   (CAIRN_STREAM_TURN_MS * UINT64_C(1000000))
@@ -369,4 +378,496 @@ int cairn_stream_descriptor(const struct cairn_stream *stream)
 {
     uv_os_fd_t fd = -1;
     return uv_fileno(&stream->io.handle, &fd) == 0 ? fd : -1;
+}
+
+/* ==== connect ==== */
+
+/* How a stream begins: connecting (with name service and a deadline) and accepting. */
+
+/* No later try helps against it. `path`: of the socket, which says who may. */
+static void refuse(struct cairn_stream *stream, const char *path)
+{
+    struct stat socket;
+    struct group group, *found = NULL;
+    char names[1024];
+    const bool is_seen = stat(path, &socket) == 0;
+    if (is_seen) (void)getgrgid_r(socket.st_gid, &group, names, sizeof names, &found);
+    cairn_stream_close(stream, CAIRN_ERR_REFUSED,
+                       "cannot connect to %s: permission denied; who may is the socket's user and "
+                       "its group%s%s: have this user added to the group, and log in anew",
+                       path, found != NULL ? " " : "", found != NULL ? found->gr_name : "");
+}
+
+static void fail(struct cairn_stream *stream, int error)
+{
+    if (error == UV_EACCES && stream->peer[0] == '/') {
+        refuse(stream, stream->peer);
+        return;
+    }
+    const bool is_ours = error == UV_EMFILE || error == UV_ENFILE || error == UV_ENOMEM ||
+                         error == UV_ENOBUFS;
+    cairn_stream_close(stream, is_ours ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_UNREACHABLE,
+                       "cannot connect to %s: %s", stream->peer, uv_strerror(error));
+}
+
+static void on_connect_late(uv_timer_t *timer)
+{
+    struct cairn_stream *stream = timer->data;
+    cairn_stream_close(stream, CAIRN_ERR_TIMEOUT, "no connection to %s within %llu ms",
+                       stream->peer, (unsigned long long)stream->timeout_ms);
+}
+
+static void on_connected(uv_connect_t *request, int error)
+{
+    struct cairn_stream *stream = request->data;
+    if (stream->state != CAIRN_STREAM_CONNECTING) return; // closed meanwhile
+    if (error != 0) {
+        fail(stream, error);
+        return;
+    }
+    uv_timer_stop(&stream->timer);
+    if (stream->io.handle.type == UV_TCP) uv_tcp_nodelay(&stream->io.tcp, 1);
+    cairn_stream_begin(stream);
+    if (stream->state == CAIRN_STREAM_OPEN && stream->events.on_open != NULL)
+        stream->events.on_open(stream, stream->context);
+}
+
+static void tell_dial(struct cairn_stream *stream)
+{
+    if (stream->events.on_dial != NULL) stream->events.on_dial(stream, stream->context);
+}
+
+static void connect_socket(struct cairn_stream *stream, const struct sockaddr *addr)
+{
+    stream->connect.data = stream;
+    const int error = uv_tcp_connect(&stream->connect, &stream->io.tcp, addr, on_connected);
+    if (error != 0)
+        fail(stream, error);
+    else
+        tell_dial(stream);
+}
+
+static void on_resolved(uv_getaddrinfo_t *request, int error, struct addrinfo *found)
+{
+    struct cairn_stream *stream = request->data;
+    stream->is_resolving = false;
+    if (stream->state == CAIRN_STREAM_CONNECTING) {
+        if (error != 0)
+            fail(stream, error);
+        else
+            connect_socket(stream, cairn_address_choose(found)->ai_addr);
+    }
+    uv_freeaddrinfo(found);
+    cairn_stream_drop(stream);
+}
+
+static void resolve_name(struct cairn_stream *stream, const struct cairn_address *address)
+{
+    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
+    char port[8];
+    snprintf(port, sizeof port, "%u", address->port);
+    stream->resolve.data = stream;
+    const int error = uv_getaddrinfo(stream->io.handle.loop, &stream->resolve, on_resolved,
+                                     address->host, port, &hints);
+    if (error != 0) {
+        fail(stream, error);
+        return;
+    }
+    stream->is_resolving = true;
+    stream->open_count++;
+}
+
+static void connect_unix(struct cairn_stream *stream, const struct cairn_address *address)
+{
+    stream->connect.data = stream;
+    uv_pipe_connect(&stream->connect, &stream->io.pipe, address->host, on_connected);
+    tell_dial(stream);
+}
+
+static void connect_tcp(struct cairn_stream *stream, const struct cairn_address *address)
+{
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+    if (uv_ip4_addr(address->host, address->port, &v4) == 0)
+        connect_socket(stream, (const struct sockaddr *)&v4);
+    else if (uv_ip6_addr(address->host, address->port, &v6) == 0)
+        connect_socket(stream, (const struct sockaddr *)&v6);
+    else
+        resolve_name(stream, address);
+}
+
+cairn_status cairn_stream_connect(uv_loop_t *loop, const struct cairn_address *address,
+                                  uint64_t timeout_ms, const struct cairn_stream_options *options,
+                                  const struct cairn_stream_events *events, void *context,
+                                  struct cairn_stream **stream_out, struct cairn_sentence *why)
+{
+    struct cairn_stream *stream = cairn_stream_new(loop, address->is_unix, options, events, context,
+                                                   why);
+    if (stream == NULL) return CAIRN_ERR_NO_MEMORY;
+    stream->state = CAIRN_STREAM_CONNECTING;
+    stream->timeout_ms = timeout_ms;
+    cairn_address_print(address, stream->peer);
+    uv_timer_start(&stream->timer, on_connect_late, timeout_ms, 0);
+    if (address->is_unix)
+        connect_unix(stream, address);
+    else
+        connect_tcp(stream, address);
+    *stream_out = stream; // a failure so far is told by on_close
+    return CAIRN_OK;
+}
+
+/* Who connected, as the kernel saw it then. */
+static void name_process(struct cairn_stream *stream)
+{
+    struct ucred who = { 0 };
+    socklen_t who_bytes = sizeof who;
+    if (getsockopt(cairn_stream_descriptor(stream), SOL_SOCKET, SO_PEERCRED, &who, &who_bytes) == 0)
+        snprintf(stream->peer, sizeof stream->peer, "pid=%ld,uid=%lu", (long)who.pid,
+                 (unsigned long)who.uid);
+    else
+        snprintf(stream->peer, sizeof stream->peer, "unix");
+}
+
+static void name_peer(struct cairn_stream *stream)
+{
+    struct sockaddr_storage addr = { 0 };
+    int addr_bytes = sizeof addr;
+    if (stream->io.handle.type != UV_TCP)
+        name_process(stream);
+    else if (uv_tcp_getpeername(&stream->io.tcp, (struct sockaddr *)&addr, &addr_bytes) != 0)
+        snprintf(stream->peer, sizeof stream->peer, "a peer that is gone");
+    else
+        cairn_address_print_socket(&addr, stream->peer);
+}
+
+cairn_status cairn_stream_accept(uv_stream_t *server, const struct cairn_stream_options *options,
+                                 const struct cairn_stream_events *events, void *context,
+                                 struct cairn_stream **stream_out, struct cairn_sentence *why)
+{
+    struct cairn_stream *stream = cairn_stream_new(server->loop, server->type == UV_NAMED_PIPE,
+                                                   options, events, context, why);
+    if (stream == NULL) return CAIRN_ERR_NO_MEMORY;
+    const int error = uv_accept(server, &stream->io.stream);
+    if (error != 0) {
+        stream->events.on_close = NULL; // the caller never had it
+        cairn_stream_close(stream, CAIRN_ERR_CLOSED, "accept: %s", uv_strerror(error));
+        return cairn_fail(why, CAIRN_ERR_CLOSED, "cannot accept a connection: %s",
+                          uv_strerror(error));
+    }
+    name_peer(stream);
+    if (stream->io.handle.type == UV_TCP) uv_tcp_nodelay(&stream->io.tcp, 1);
+    cairn_stream_begin(stream);
+    *stream_out = stream;
+    return CAIRN_OK;
+}
+
+/* ==== outbox ==== */
+
+#define KEEP_BYTES (64u << 10) // frames above this are freed when empty
+
+struct cairn_outbox_pages {
+    struct cairn_outbox_pages *next;
+    struct cairn_packed *packed; /* held */
+    size_t offset;               /* what was taken */
+    uint32_t request;
+    enum cairn_page_what what;
+    struct cairn_outbox_frames behind; /* until the next pages */
+};
+
+void cairn_outbox_frames_release(struct cairn_outbox_frames *frames)
+{
+    free(frames->bytes);
+    *frames = (struct cairn_outbox_frames) { 0 };
+}
+
+void cairn_outbox_frames_empty(struct cairn_outbox_frames *frames)
+{
+    if (frames->capacity_bytes > KEEP_BYTES) cairn_outbox_frames_release(frames);
+    frames->used_bytes = 0;
+}
+
+// Growth doubles; who sends has checked the queue's bound.
+static cairn_status reserve(struct cairn_outbox_frames *frames, size_t more_bytes)
+{
+    if (more_bytes <= frames->capacity_bytes - frames->used_bytes) return CAIRN_OK;
+    size_t capacity = frames->used_bytes + more_bytes;
+    if (capacity < 2 * frames->capacity_bytes) capacity = 2 * frames->capacity_bytes;
+    uint8_t *grown = realloc(frames->bytes, capacity);
+    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
+    frames->bytes = grown;
+    frames->capacity_bytes = capacity;
+    return CAIRN_OK;
+}
+
+static void append(struct cairn_outbox_frames *frames, const uint8_t *bytes, size_t byte_count)
+{
+    if (byte_count > 0) memcpy(frames->bytes + frames->used_bytes, bytes, byte_count);
+    frames->used_bytes += byte_count;
+}
+
+cairn_status cairn_outbox_add(struct cairn_outbox *box, const uint8_t *head, size_t head_bytes,
+                              const uint8_t *tail, size_t tail_bytes)
+{
+    struct cairn_outbox_frames *frames = box->last != NULL ? &box->last->behind : &box->frames;
+    const cairn_status status = reserve(frames, head_bytes + tail_bytes);
+    if (status != CAIRN_OK) return status;
+    append(frames, head, head_bytes);
+    append(frames, tail, tail_bytes);
+    box->frame_bytes += head_bytes + tail_bytes;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_outbox_add_pages(struct cairn_outbox *box, uint32_t request,
+                                    enum cairn_page_what what, struct cairn_packed *packed)
+{
+    if (packed->size == 0) return CAIRN_OK;
+    struct cairn_outbox_pages *pages = calloc(1, sizeof *pages);
+    if (pages == NULL) return CAIRN_ERR_NO_MEMORY;
+    pages->packed = cairn_packed_hold(packed);
+    pages->request = request;
+    pages->what = what;
+    if (box->last != NULL)
+        box->last->next = pages;
+    else
+        box->first = pages;
+    box->last = pages;
+    box->paged_bytes += packed->size;
+    return CAIRN_OK;
+}
+
+/* The first pages are gone: the frames behind them go first. */
+static void drop_first(struct cairn_outbox *box)
+{
+    struct cairn_outbox_pages *pages = box->first;
+    cairn_outbox_frames_release(&box->frames);
+    box->frames = pages->behind;
+    box->first = pages->next;
+    if (box->first == NULL) box->last = NULL;
+    box->paged_bytes -= pages->packed->size;
+    cairn_packed_release(pages->packed);
+    free(pages);
+}
+
+static cairn_status take_page(struct cairn_outbox *box, struct cairn_outbox_frames *out)
+{
+    struct cairn_outbox_pages *pages = box->first;
+    const struct cairn_packed *packed = pages->packed;
+    Cairn__Page page;
+    uint8_t *frame;
+    size_t frame_bytes;
+    const size_t cut = cairn_page_cut(pages->what, packed->bytes, packed->size, pages->offset,
+                                      &page);
+    cairn_status status = cairn_frame_pack(CAIRN_MSG_PAGE, pages->request, &page.base,
+                                           CAIRN_FRAME_BYTES_MAX, &frame, &frame_bytes, NULL);
+    if (status != CAIRN_OK) return status;
+    cairn_outbox_frames_release(out);
+    *out = (struct cairn_outbox_frames) { frame, frame_bytes, frame_bytes };
+    pages->offset += cut;
+    if (pages->offset == packed->size) drop_first(box);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_outbox_take(struct cairn_outbox *box, struct cairn_outbox_frames *out)
+{
+    if (box->frames.used_bytes > 0) {
+        const struct cairn_outbox_frames emptied = *out;
+        *out = box->frames;
+        box->frames = emptied;
+        box->frame_bytes -= out->used_bytes;
+        return CAIRN_OK;
+    }
+    return box->first != NULL ? take_page(box, out) : CAIRN_ERR_NOT_FOUND;
+}
+
+void cairn_outbox_release(struct cairn_outbox *box)
+{
+    while (box->first != NULL) drop_first(box);
+    cairn_outbox_frames_release(&box->frames);
+    box->frame_bytes = 0;
+}
+
+/* ==== address ==== */
+
+_Static_assert(CAIRN_ADDRESS_PATH_BYTES + 1 < sizeof((struct sockaddr_un *)0)->sun_path,
+               "a path and one byte more fit, with a NUL");
+
+static cairn_status bad_address(const char *text, const char *what, struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or the "
+                      "/path of a socket",
+                      text, what);
+}
+
+static cairn_status parse_unix(const char *text, const char *path, struct cairn_address *address,
+                               struct cairn_sentence *why)
+{
+    char what[96];
+    if (path[0] != '/') return bad_address(text, "the path of a socket must begin with /", why);
+    if (strlen(path) > CAIRN_ADDRESS_PATH_BYTES) {
+        snprintf(what, sizeof what, "its path has %zu bytes, a socket's may have %d", strlen(path),
+                 CAIRN_ADDRESS_PATH_BYTES);
+        return bad_address(text, what, why);
+    }
+    address->is_unix = true;
+    memcpy(address->host, path, strlen(path) + 1);
+    return CAIRN_OK;
+}
+
+// Decimal digits only, 0..65535; strtol would take " +7".
+static int parse_port(const char *text, uint16_t *port_out)
+{
+    uint32_t port = 0;
+    if (text[0] == '\0' || strlen(text) > 5) return -1;
+    for (const char *p = text; *p != '\0'; p++) {
+        if (*p < '0' || *p > '9') return -1;
+        port = port * 10 + (uint32_t)(*p - '0');
+    }
+    if (port > UINT16_MAX) return -1;
+    *port_out = (uint16_t)port;
+    return 0;
+}
+
+cairn_status cairn_address_parse(const char *text, struct cairn_address *address_out,
+                                 struct cairn_sentence *why)
+{
+    struct cairn_address address = { 0 };
+    const bool is_named = strncmp(text, "unix:", 5) == 0;
+    if (is_named || text[0] == '/') {
+        const cairn_status status = parse_unix(text, text + (is_named ? 5 : 0), &address, why);
+        if (status == CAIRN_OK) *address_out = address;
+        return status;
+    }
+    const char *colon = strrchr(text, ':');
+    if (colon == NULL) return bad_address(text, "there is no port", why);
+    if (parse_port(colon + 1, &address.port) != 0)
+        return bad_address(text, "the port must be a number from 0 to 65535", why);
+    const char *host = text;
+    size_t host_bytes = (size_t)(colon - text);
+    if (host_bytes >= 2 && host[0] == '[' && host[host_bytes - 1] == ']') {
+        host++;
+        host_bytes -= 2;
+    } else if (memchr(host, ':', host_bytes) != NULL) {
+        return bad_address(text, "a v6 address stands in brackets", why);
+    }
+    if (host_bytes == 0) return bad_address(text, "there is no host", why);
+    if (host_bytes == 1 && host[0] == '*')
+        return bad_address(text, "* is every address of a host that listens, and none to go to",
+                           why);
+    if (host_bytes >= sizeof address.host) return bad_address(text, "the host is too long", why);
+    memcpy(address.host, host, host_bytes);
+    *address_out = address;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_address_parse_listen(const char *text, struct cairn_address *address_out,
+                                        struct cairn_sentence *why)
+{
+    char all[16];
+    if (strncmp(text, "*:", 2) != 0 || strlen(text) > 7)
+        return cairn_address_parse(text, address_out, why);
+    snprintf(all, sizeof all, "0.0.0.0%s", text + 1);
+    return cairn_address_parse(all, address_out, why);
+}
+
+void cairn_address_print(const struct cairn_address *address,
+                         char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    const char *format = strchr(address->host, ':') != NULL ? "[%s]:%u" : "%s:%u";
+    if (address->is_unix)
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s", address->host);
+    else
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, format, address->host, address->port);
+}
+
+static void fill_unix(const char *path, struct sockaddr_storage *addr_out,
+                      socklen_t *addr_bytes_out)
+{
+    struct sockaddr_un *addr = (struct sockaddr_un *)addr_out;
+    memset(addr_out, 0, sizeof *addr_out);
+    addr->sun_family = AF_UNIX;
+    memcpy(addr->sun_path, path, strnlen(path, CAIRN_ADDRESS_PATH_BYTES));
+    *addr_bytes_out = sizeof *addr;
+}
+
+cairn_status cairn_address_resolve(const struct cairn_address *address,
+                                   struct sockaddr_storage *addr_out, socklen_t *addr_bytes_out,
+                                   struct cairn_sentence *why)
+{
+    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
+    struct addrinfo *found = NULL;
+    char port[8];
+    if (address->is_unix) {
+        fill_unix(address->host, addr_out, addr_bytes_out);
+        return CAIRN_OK;
+    }
+    snprintf(port, sizeof port, "%u", address->port);
+    const int error = getaddrinfo(address->host, port, &hints, &found);
+    if (error != 0)
+        return cairn_fail(why, CAIRN_ERR_UNREACHABLE, "there is no host \"%.200s\": %s",
+                          address->host, gai_strerror(error));
+    memset(addr_out, 0, sizeof *addr_out);
+    const struct addrinfo *chosen = cairn_address_choose(found);
+    memcpy(addr_out, chosen->ai_addr, chosen->ai_addrlen);
+    *addr_bytes_out = chosen->ai_addrlen;
+    freeaddrinfo(found);
+    return CAIRN_OK;
+}
+
+const struct addrinfo *cairn_address_choose(const struct addrinfo *list)
+{
+    for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
+        if (item->ai_family == AF_INET) return item;
+    return list;
+}
+
+void cairn_address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    const bool is_own = runtime_dir != NULL && runtime_dir[0] != '\0';
+    snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s/cairn/coordinator.sock",
+             is_own ? runtime_dir : "/run");
+}
+
+static bool is_socket(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISSOCK(st.st_mode);
+}
+
+bool cairn_address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    char system[CAIRN_ADDRESS_TEXT_BYTES];
+    cairn_address_default(NULL, system);
+    cairn_address_default(runtime_dir, text_out);
+    if (is_socket(text_out) || !is_socket(system)) return strcmp(text_out, system) != 0;
+    memcpy(text_out, system, sizeof system);
+    return false;
+}
+
+bool cairn_address_is_loopback(const struct sockaddr_storage *addr)
+{
+    if (addr->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
+        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+    }
+    if (addr->ss_family != AF_INET6) return false;
+    const struct in6_addr *v6 = &((const struct sockaddr_in6 *)addr)->sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
+}
+
+void cairn_address_print_socket(const struct sockaddr_storage *addr,
+                                char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (addr->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
+        inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s:%u", host, ntohs(v4->sin_port));
+    } else if (addr->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)addr;
+        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "[%s]:%u", host, ntohs(v6->sin6_port));
+    } else {
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "?");
+    }
 }

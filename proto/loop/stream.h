@@ -20,12 +20,105 @@
 #ifndef CAIRN_LOOP_STREAM_H
 #define CAIRN_LOOP_STREAM_H
 
-#include "proto/loop/address.h"
-#include "proto/wire/frame.h"
-#include "proto/wire/messages.h"
-#include "proto/wire/packed.h"
-
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
 #include <uv.h>
+
+#include "proto/base/text.h"
+#include "proto/wire/messages.h"
+
+/* ==== address ==== */
+
+/* Where a daemon listens: "host:port", "[v6 address]:port", or "/path" of a Unix socket. One written form,
+ * used in configurations, on command lines and in messages. Pure, but _resolve and _find. */
+
+struct addrinfo;
+
+#define CAIRN_ADDRESS_TEXT_BYTES 272 /* "[" 255 "]:" 5 NUL, rounded up */
+#define CAIRN_ADDRESS_PATH_BYTES \
+    106 /* of a socket: what the kernel takes, less one for a name beside it */
+
+struct cairn_address {
+    char host[256]; /* name or number, without brackets; the path if is_unix */
+    uint16_t port;  /* 0 in a listener: any free one */
+    bool is_unix;
+};
+
+/* Reads the written form; "unix:/path" is another of a path. CAIRN_ERR_INVALID with a sentence quoting the
+ * text. */
+CAIRN_MUST_CHECK cairn_status cairn_address_parse(const char *text,
+                                                  struct cairn_address *address_out,
+                                                  struct cairn_sentence *why);
+/* The same of where a listener listens: *:port is every IPv4 address of this host. */
+CAIRN_MUST_CHECK cairn_status cairn_address_parse_listen(const char *text,
+                                                         struct cairn_address *address_out,
+                                                         struct cairn_sentence *why);
+/* The written form of it. */
+void cairn_address_print(const struct cairn_address *address,
+                         char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+
+/* A socket address of it; of several of a host the first v4 one, so that "localhost" means the same for
+ * a listener and its peers. Blocks (name service): for start-up only. CAIRN_ERR_UNREACHABLE. */
+CAIRN_MUST_CHECK cairn_status cairn_address_resolve(const struct cairn_address *address,
+                                                    struct sockaddr_storage *addr_out,
+                                                    socklen_t *addr_bytes_out,
+                                                    struct cairn_sentence *why);
+/* Which of the addresses that the name service gave is taken. Never NULL for a list that is not. */
+const struct addrinfo *cairn_address_choose(const struct addrinfo *list);
+
+/* The socket of a host's coordinator, where none is named: coordinator.sock in RUNTIME_DIR/cairn, which is
+ * the user's own; without a RUNTIME_DIR (XDG_RUNTIME_DIR of the environment; NULL or "") in /run/cairn. */
+void cairn_address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+/* Where a peer looks for it: in these two, in this order, the first that is there; if none is, the first
+ * that it could be. True: it is the user's own. */
+bool cairn_address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+
+/* True for 127.0.0.0/8, ::1 and their v4-mapped form. */
+bool cairn_address_is_loopback(const struct sockaddr_storage *addr);
+
+/* The written form of a TCP socket address. */
+void cairn_address_print_socket(const struct sockaddr_storage *addr,
+                                char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+
+/* ==== outbox ==== */
+
+/* The queue of a connection's writes, in order: frames, and pages, which are cut from packed bytes
+ * when their turn comes, so that a peer that reads slowly costs one page and not all of them. Loop
+ * thread. */
+
+/* Whole frames, one after the other. */
+struct cairn_outbox_frames {
+    uint8_t *bytes; /* owned; [capacity_bytes] */
+    size_t used_bytes;
+    size_t capacity_bytes;
+};
+
+struct cairn_outbox {
+    struct cairn_outbox_frames frames;       /* they go first */
+    struct cairn_outbox_pages *first, *last; /* owned */
+    size_t frame_bytes;                      /* of all frames that wait, pages not counted */
+    uint64_t paged_bytes;                    /* of all that is held to be sent in pages */
+};
+
+/* Adds a frame: its header and what follows. CAIRN_ERR_NO_MEMORY: nothing was added. */
+cairn_status cairn_outbox_add(struct cairn_outbox *box, const uint8_t *head, size_t head_bytes,
+                              const uint8_t *tail, size_t tail_bytes) CAIRN_MUST_CHECK;
+/* Adds a Page frame for each CAIRN_PAGE_BYTES of `packed`, which it holds until they are taken. */
+cairn_status cairn_outbox_add_pages(struct cairn_outbox *box, uint32_t request,
+                                    enum cairn_page_what what,
+                                    struct cairn_packed *packed) CAIRN_MUST_CHECK;
+/* Moves what is to be written next to `out`, which is empty: all frames at the front, or one page.
+ * CAIRN_ERR_NOT_FOUND: nothing waits. CAIRN_ERR_NO_MEMORY: nothing was moved. */
+cairn_status cairn_outbox_take(struct cairn_outbox *box,
+                               struct cairn_outbox_frames *out) CAIRN_MUST_CHECK;
+void cairn_outbox_release(struct cairn_outbox *box);
+
+/* Keeps the memory if it is little. */
+void cairn_outbox_frames_empty(struct cairn_outbox_frames *frames);
+void cairn_outbox_frames_release(struct cairn_outbox_frames *frames);
+
+/* ==== stream ==== */
 
 #define CAIRN_STREAM_SEND_QUEUE_BYTES (8u << 20) /* default bound of the send queue */
 #define CAIRN_STREAM_PAGED_BYTES      (4 * CAIRN_PAGED_BYTES_MAX)

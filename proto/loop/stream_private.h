@@ -1,8 +1,7 @@
-/* The inside of a stream, shared by stream.c (moving frames, the end) and connect.c (the beginning). */
+/* The inside of a stream, shared by stream.c (moving frames, the end) and stream.c (the beginning). */
 #ifndef CAIRN_LOOP_STREAM_PRIVATE_H
 #define CAIRN_LOOP_STREAM_PRIVATE_H
 
-#include "proto/loop/outbox.h"
 #include "proto/loop/stream.h"
 
 enum cairn_stream_state {

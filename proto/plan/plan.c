@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "proto/plan/plan_cut.h"
+#include "proto/plan/reshard.h"
+#include "proto/spec/spec.h"
 
 uint64_t cairn_plan_scale(uint64_t a, uint64_t num, uint64_t den)
 {
@@ -316,4 +318,546 @@ cairn_status cairn_plan_make(const struct cairn_plan_request *request,
     *layout_out = layout;
     if (report_out != NULL) *report_out = report;
     return CAIRN_OK;
+}
+
+/* ==== plan place ==== */
+
+/* Free units onto the receivers: the first and the third way of plan.h; plan.c has the second. */
+
+#define SINGLE_LAP_TRIES 8
+
+/* --- cutting ------------------------------------------------------------------------------------ */
+
+uint64_t cairn_plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t first,
+                            uint64_t count, uint64_t room)
+{
+    if (room >= cairn_plan_bytes(cut, tensor, first, count)) return count;
+    const uint64_t quantum_bytes = cut->geometry[tensor].quantum_elems *
+                                   cut->request->tensors[tensor].elem_bytes;
+    const uint64_t quanta = room / quantum_bytes;
+    const uint64_t over = room - quanta * quantum_bytes;
+    const uint64_t next = cairn_plan_bytes(cut, tensor, first + quanta, 1);
+    return over >= next - over ? quanta + 1 : quanta;
+}
+
+uint64_t cairn_plan_take(struct placing *p, struct cursor *at, uint64_t end, uint32_t shard)
+{
+    struct plan_cut *cut = p->cut;
+    const uint64_t begin = at->bytes;
+    while (at->run < at->unit->run_count && at->bytes < end) {
+        const struct cairn_extent *run = &cut->free_runs.items[at->unit->first_run + at->run];
+        const uint64_t first = run->first_quantum + at->quantum;
+        const uint64_t left = run->quantum_count - at->quantum;
+        const uint64_t quanta = cairn_plan_nearest(cut, run->tensor, first, left, end - at->bytes);
+        if (quanta == 0) break;
+        const cairn_status status = cairn_plan_append(
+            &cut->table, (struct cairn_extent) { run->tensor, shard, first, quanta });
+        if (status != CAIRN_OK) p->status = status;
+        at->bytes += cairn_plan_bytes(cut, run->tensor, first, quanta);
+        at->quantum += quanta;
+        if (quanta < left) break;
+        at->run++;
+        at->quantum = 0;
+    }
+    cut->shards[shard].load += at->bytes - begin;
+    cut->free_bytes -= at->bytes - begin;
+    return at->bytes - begin;
+}
+
+/* Cuts one unit over p->window in proportion to p->pieces (equally if all are 0). */
+static void cut_over_window(struct placing *p, const struct free_unit *unit, uint32_t count)
+{
+    uint64_t sum = 0, passed = 0;
+    for (uint32_t i = 0; i < count; i++) sum += p->pieces[i];
+    struct cursor at = { .unit = unit };
+    for (uint32_t i = 0; i < count; i++) {
+        passed += sum == 0 ? 1 : p->pieces[i];
+        const uint64_t end = cairn_plan_scale(unit->bytes, passed, sum == 0 ? count : sum);
+        (void)cairn_plan_take(p, &at, end, p->window[i]);
+    }
+}
+
+/* --- goals -------------------------------------------------------------------------------------- */
+
+/* Sets what each receiver should get of the free bytes so that all end level by weight. Receivers
+ * above the level get nothing, which lowers the level for the rest: until none is above. */
+static void level(struct placing *p)
+{
+    struct plan_cut *cut = p->cut;
+    uint64_t bytes = cut->free_bytes, weight = 0;
+    for (uint32_t i = 0; i < cut->receiver_count; i++) {
+        bytes += cut->shards[cut->receivers[i]].load;
+        weight += cut->shards[cut->receivers[i]].weight;
+        p->settled[i] = 0;
+    }
+    for (int changed = 1; changed;) {
+        const uint64_t pass_bytes = bytes, pass_weight = weight;
+        changed = 0;
+        for (uint32_t i = 0; i < cut->receiver_count; i++) {
+            const struct cut_shard *shard = &cut->shards[cut->receivers[i]];
+            if (p->settled[i]) continue;
+            if (shard->load <= cairn_plan_scale(pass_bytes, shard->weight, pass_weight)) continue;
+            p->settled[i] = 1;
+            bytes -= shard->load;
+            weight -= shard->weight;
+            changed = 1;
+        }
+    }
+    cut->levelled_bytes = cut->free_bytes;
+    cut->wanted_bytes = 0;
+    for (uint32_t i = 0; i < cut->receiver_count; i++) {
+        struct cut_shard *shard = &cut->shards[cut->receivers[i]];
+        shard->base = shard->load;
+        shard->want = p->settled[i] ? 0
+                                    : cairn_plan_scale(bytes, shard->weight, weight) - shard->load;
+        cut->wanted_bytes += shard->want;
+    }
+}
+
+uint64_t cairn_plan_short(const struct plan_cut *cut, uint32_t s, uint64_t bytes)
+{
+    if (cut->wanted_bytes == 0) return 0;
+    const struct cut_shard *shard = &cut->shards[s];
+    const uint64_t placed = cut->levelled_bytes - cut->free_bytes + bytes;
+    const uint64_t goal = shard->base + cairn_plan_scale(shard->want, placed, cut->wanted_bytes);
+    return goal > shard->load ? goal - shard->load : 0;
+}
+
+/* --- 1. stiff units: the neediest shards, largest pieces first ----------------------------------- */
+
+int64_t cairn_plan_need(const struct plan_cut *cut, uint32_t s)
+{
+    const struct cut_shard *shard = &cut->shards[s];
+    return (int64_t)(shard->base + shard->want) - (int64_t)shard->load;
+}
+
+static int needier(const struct plan_cut *cut, uint32_t a, uint32_t b)
+{
+    const int64_t need_a = cairn_plan_need(cut, a), need_b = cairn_plan_need(cut, b);
+    return need_a != need_b ? need_a > need_b : a < b;
+}
+
+void cairn_plan_heap_push(struct placing *p, uint32_t s)
+{
+    uint32_t i = p->heap_count++;
+    for (; i > 0 && needier(p->cut, s, p->heap[(i - 1) / 2]); i = (i - 1) / 2)
+        p->heap[i] = p->heap[(i - 1) / 2];
+    p->heap[i] = s;
+}
+
+/* The shard goes in place i of the heap, or further down. */
+static void sink(struct placing *p, uint32_t i, uint32_t s)
+{
+    for (uint32_t child = 2 * i + 1; child < p->heap_count; child = 2 * i + 1) {
+        if (child + 1 < p->heap_count && needier(p->cut, p->heap[child + 1], p->heap[child]))
+            child++;
+        if (!needier(p->cut, p->heap[child], s)) break;
+        p->heap[i] = p->heap[child];
+        i = child;
+    }
+    p->heap[i] = s;
+}
+
+uint32_t cairn_plan_heap_pop(struct placing *p)
+{
+    const uint32_t top = p->heap[0], last = p->heap[--p->heap_count];
+    sink(p, 0, last);
+    return top;
+}
+
+void cairn_plan_heap_sink(struct placing *p, uint32_t i)
+{
+    sink(p, i, p->heap[i]);
+}
+
+static int compare_by_piece(const void *a, const void *b)
+{
+    const struct free_unit *x = *(struct free_unit *const *)a, *y = *(struct free_unit *const *)b;
+    const uint64_t piece_x = x->bytes / x->may_use, piece_y = y->bytes / y->may_use;
+    if (piece_x != piece_y) return piece_x > piece_y ? -1 : 1;
+    return x->number < y->number ? -1 : 1;
+}
+
+static void place_stiff(struct placing *p, struct free_unit **units, size_t count)
+{
+    qsort(units, count, sizeof(struct free_unit *), compare_by_piece);
+    p->heap_count = 0;
+    for (uint32_t i = 0; i < p->cut->receiver_count; i++)
+        cairn_plan_heap_push(p, p->cut->receivers[i]);
+    for (size_t u = 0; u < count; u++) {
+        const uint32_t may_use = units[u]->may_use;
+        for (uint32_t i = 0; i < may_use; i++) {
+            p->window[i] = cairn_plan_heap_pop(p);
+            const int64_t need = cairn_plan_need(p->cut, p->window[i]);
+            p->pieces[i] = need > 0 ? (uint64_t)need : 0;
+        }
+        cut_over_window(p, units[u], may_use);
+        for (uint32_t i = 0; i < may_use; i++) cairn_plan_heap_push(p, p->window[i]);
+    }
+    level(p);
+}
+
+/* --- 3. whole units: over every receiver --------------------------------------------------------- */
+
+static void place_whole(struct placing *p, const struct free_unit *unit, uint32_t start)
+{
+    const uint32_t count = p->cut->receiver_count;
+    for (uint32_t i = 0; i < count; i++) {
+        p->window[i] = p->cut->receivers[(start + i) % count];
+        p->pieces[i] = cairn_plan_short(p->cut, p->window[i], unit->bytes);
+    }
+    cut_over_window(p, unit, count);
+}
+
+/* --- all ---------------------------------------------------------------------------------------- */
+
+/* Groups the free runs, which stand in canonical order, by unit. */
+static void find_units(struct placing *p)
+{
+    const struct plan_cut *cut = p->cut;
+    for (size_t r = 0; r < cut->free_runs.count; r++) {
+        const struct cairn_extent *run = &cut->free_runs.items[r];
+        const uint32_t number = cut->unit_of[run->tensor];
+        if (p->unit_count == 0 || p->units[p->unit_count - 1].number != number)
+            p->units[p->unit_count++] = (struct free_unit) { .first_run = r, .number = number };
+        struct free_unit *unit = &p->units[p->unit_count - 1];
+        unit->run_count++;
+        unit->bytes += cairn_plan_bytes(cut, run->tensor, run->first_quantum, run->quantum_count);
+    }
+    for (size_t u = 0; u < p->unit_count; u++)
+        p->units[u].may_use = cairn_plan_may_use(cut, cut->unit_bytes[p->units[u].number],
+                                                 cut->receiver_count);
+}
+
+/* Units that may use only one shard, but where there is only one. */
+static void place_single(struct placing *p)
+{
+    size_t count = 0;
+    for (size_t u = 0; u < p->unit_count; u++)
+        if (p->units[u].may_use == 1 && p->cut->receiver_count > 1)
+            p->sorted[count++] = &p->units[u];
+    if (count > 0) place_stiff(p, p->sorted, count);
+}
+
+/* Units that may use some shards. A unit too long for the shares of the shards it may use would not
+ * fit the line: it goes first, and what that leaves may make others too long. The tries are few: the
+ * line itself holds to the limit, a late one costs balance only. */
+static void place_some(struct placing *p)
+{
+    size_t count = 0;
+    for (size_t u = 0; u < p->unit_count; u++)
+        if (p->units[u].may_use > 1 && p->units[u].may_use < p->cut->receiver_count)
+            p->sorted[count++] = &p->units[u];
+    cairn_plan_order_line(p->sorted, count);
+    for (int tries = 0; tries < SINGLE_LAP_TRIES; tries++) {
+        const size_t stiff = cairn_plan_find_stiff(p, p->sorted, count);
+        if (stiff == 0) break;
+        count -= stiff;
+        place_stiff(p, p->sorted + count, stiff);
+    }
+    cairn_plan_wind(p, p->sorted, count);
+}
+
+static cairn_status open_placing(struct placing *p, struct plan_cut *cut)
+{
+    const size_t runs = cut->free_runs.count + 1, receivers = (size_t)cut->receiver_count + 1;
+    *p = (struct placing) { .cut = cut };
+    p->units = calloc(runs, sizeof *p->units);
+    p->sorted = calloc(runs, sizeof *p->sorted);
+    p->spare = calloc(runs, sizeof *p->spare);
+    p->heap = calloc(receivers, sizeof *p->heap);
+    p->window = calloc(receivers, sizeof *p->window);
+    p->pieces = calloc(receivers, sizeof *p->pieces);
+    p->settled = calloc(receivers, sizeof *p->settled);
+    const int got_all = p->units != NULL && p->sorted != NULL && p->spare != NULL &&
+                        p->heap != NULL && p->window != NULL && p->pieces != NULL &&
+                        p->settled != NULL;
+    return got_all ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+static void close_placing(struct placing *p)
+{
+    free(p->units);
+    free(p->sorted);
+    free(p->spare);
+    free(p->heap);
+    free(p->window);
+    free(p->pieces);
+    free(p->settled);
+}
+
+static void place_all(struct placing *p)
+{
+    find_units(p);
+    level(p);
+    if (p->cut->keeps && cairn_plan_fill(p)) return;
+    place_single(p);
+    place_some(p);
+    uint32_t start = 0;
+    for (size_t u = 0; u < p->unit_count; u++)
+        if (p->units[u].may_use == p->cut->receiver_count)
+            place_whole(p, &p->units[u], start++ % p->cut->receiver_count);
+}
+
+cairn_status cairn_plan_place(struct plan_cut *cut)
+{
+    if (cut->free_runs.count == 0) return CAIRN_OK;
+    struct placing p;
+    cairn_status status = open_placing(&p, cut);
+    if (status == CAIRN_OK) {
+        place_all(&p);
+        status = p.status;
+    }
+    close_placing(&p);
+    return status;
+}
+
+/* ==== plan line ==== */
+
+/* The second way of plan.h: units one after another on a line, the line wound around the receivers in
+ * laps. In a lap every receiver gets a piece in proportion to what it wants, less what it is ahead, so
+ * that laps of any length end level; a unit's end and a shard's end fall together only by chance, so
+ * a unit of b bytes needs pieces of b / (may_use - 1) to be sure of its limit: its step. */
+
+struct line {
+    struct placing *p;
+    struct free_unit **units; /* [count], smallest step first */
+    size_t count;
+    size_t next;           /* the unit being placed */
+    struct cursor at;      /* in it */
+    uint64_t nominal;      /* bytes of it handed out, before rounding to quanta */
+    uint32_t used;         /* shards it has used */
+    uint64_t longer, from; /* its pieces are stretched by longer / from >= 1 */
+};
+
+static uint64_t step_of(const struct free_unit *unit)
+{
+    return (unit->bytes - 1) / (unit->may_use - 1) + 1;
+}
+
+static int compare_by_step(const void *a, const void *b)
+{
+    const struct free_unit *x = *(struct free_unit *const *)a, *y = *(struct free_unit *const *)b;
+    const uint64_t step_x = step_of(x), step_y = step_of(y);
+    if (step_x != step_y) return step_x < step_y ? -1 : 1;
+    return x->number < y->number ? -1 : 1;
+}
+
+void cairn_plan_order_line(struct free_unit **units, size_t count)
+{
+    qsort(units, count, sizeof(struct free_unit *), compare_by_step);
+}
+
+/* A walk along what the receivers want. */
+struct walk {
+    const struct plan_cut *cut;
+    uint32_t next; /* receiver after the present one */
+    uint64_t room; /* left in the present one */
+};
+
+/* Walks `bytes` on; returns how many receivers gave room. */
+static uint32_t walk_on(struct walk *walk, uint64_t bytes)
+{
+    uint32_t used = 0;
+    for (;;) {
+        if (walk->room > 0) {
+            const uint64_t step = bytes < walk->room ? bytes : walk->room;
+            bytes -= step;
+            walk->room -= step;
+            used++;
+        }
+        if (bytes == 0 || walk->next == walk->cut->receiver_count) return used;
+        walk->room = walk->cut->shards[walk->cut->receivers[walk->next++]].want;
+    }
+}
+
+size_t cairn_plan_find_stiff(struct placing *p, struct free_unit **units, size_t count)
+{
+    if (count == 0 || step_of(units[count - 1]) <= p->cut->free_bytes / p->cut->receiver_count)
+        return 0; // even the longest step fits an average share
+    struct walk walk = { .cut = p->cut };
+    size_t fit = 0, stiff = 0;
+    for (size_t u = 0; u < count; u++) {
+        if (walk_on(&walk, units[u]->bytes) > units[u]->may_use)
+            p->spare[stiff++] = units[u];
+        else
+            units[fit++] = units[u];
+    }
+    memcpy(units + fit, p->spare, stiff * sizeof(struct free_unit *));
+    return stiff;
+}
+
+/* The next lap's bytes: pieces as long as the longest step of the units in it, on average; all that
+ * is left if a lap after this one would be too short for the longest step of all. */
+static uint64_t lap_bytes(const struct line *line)
+{
+    const struct plan_cut *cut = line->p->cut;
+    const uint64_t mean = cut->free_bytes / cut->receiver_count;
+    uint64_t step = 0, covered = 0;
+    for (size_t u = line->next; u < line->count && covered / cut->receiver_count <= step; u++) {
+        if (step_of(line->units[u]) > step) step = step_of(line->units[u]);
+        covered += line->units[u]->bytes;
+    }
+    if (step > mean || mean - step < step_of(line->units[line->count - 1])) return cut->free_bytes;
+    return step * cut->receiver_count;
+}
+
+/* p->pieces: what each receiver gets of this lap, together `bytes`. */
+static void share_lap(struct placing *p, uint64_t bytes)
+{
+    const uint32_t count = p->cut->receiver_count;
+    uint64_t sum = 0, passed = 0, given = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        p->pieces[i] = cairn_plan_short(p->cut, p->cut->receivers[i], bytes);
+        sum += p->pieces[i];
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        passed += sum == 0 ? 1 : p->pieces[i];
+        const uint64_t end = cairn_plan_scale(bytes, passed, sum == 0 ? count : sum);
+        p->pieces[i] = end - given;
+        given = end;
+    }
+}
+
+static void begin_unit(struct line *line)
+{
+    line->at = (struct cursor) { .unit = line->units[line->next] };
+    line->nominal = 0;
+    line->used = 0;
+    line->longer = line->from = 0;
+}
+
+/* If the pieces ahead in this lap are too short for the unit's limit, all of them are stretched
+ * alike. `room` is what is left of piece i. */
+static void stretch_unit(struct line *line, uint32_t i, uint64_t room)
+{
+    const struct free_unit *unit = line->at.unit;
+    uint64_t sum = room;
+    uint32_t pieces = 1;
+    line->longer = line->from = 1;
+    while (pieces < unit->may_use && sum < unit->bytes) {
+        if (++i == line->p->cut->receiver_count) return; // the next lap is not known yet
+        sum += line->p->pieces[i];
+        pieces += line->p->pieces[i] > 0;
+    }
+    if (sum >= unit->bytes) return;
+    line->longer = unit->bytes;
+    line->from = sum;
+}
+
+/* Fills piece i from the line. */
+static void fill_piece(struct line *line, uint32_t i)
+{
+    const uint32_t shard = line->p->cut->receivers[i];
+    uint64_t room = line->p->pieces[i];
+    while (room > 0 && line->next < line->count) {
+        const struct free_unit *unit = line->at.unit;
+        if (line->from == 0) stretch_unit(line, i, room);
+        const uint64_t left = unit->bytes - line->nominal;
+        const uint64_t bytes = cairn_plan_scale(room, line->longer, line->from);
+        const int is_last = bytes >= left || line->used + 1 == unit->may_use;
+        line->nominal = is_last ? unit->bytes : line->nominal + bytes;
+        line->used += cairn_plan_take(line->p, &line->at, line->nominal, shard) > 0;
+        if (line->at.bytes < unit->bytes) return; // the piece is full
+        room = bytes < left ? 0 : room - cairn_plan_scale(left, line->from, line->longer);
+        if (++line->next < line->count) begin_unit(line);
+    }
+}
+
+void cairn_plan_wind(struct placing *p, struct free_unit **units, size_t count)
+{
+    if (count == 0) return;
+    struct line line = { .p = p, .units = units, .count = count };
+    begin_unit(&line);
+    while (line.next < count) {
+        share_lap(p, lap_bytes(&line));
+        for (uint32_t i = 0; i < p->cut->receiver_count && line.next < count; i++)
+            fill_piece(&line, i);
+    }
+}
+
+/* ==== plan job ==== */
+
+uint32_t cairn_plan_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+    uint32_t bytes = (uint32_t)(cairn_dtype_bytes((int)t->master) +
+                                2 * cairn_dtype_bytes((int)t->wire));
+    if (t->kind != CAIRN_TRAINED) return bytes;
+    bytes += 4;
+    const uint32_t planes = cairn_spec_planes(spec, tensor);
+    for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++) {
+        if (planes & (1u << p)) bytes += 4;
+    }
+    return bytes;
+}
+
+/* Their weights are 1. */
+static struct cairn_layout_tensor *list_tensors(const struct cairn_job_spec_data *spec)
+{
+    struct cairn_layout_tensor *tensors = calloc(spec->tensor_count + 1, sizeof *tensors);
+    for (size_t i = 0; tensors != NULL && i < spec->tensor_count; i++)
+        tensors[i] = (struct cairn_layout_tensor) { .name = spec->tensors[i].name,
+                                                    .unit = spec->tensors[i].unit,
+                                                    .shape = spec->tensors[i].shape,
+                                                    .elem_bytes = 1 };
+    return tensors;
+}
+
+struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec)
+{
+    struct cairn_layout_tensor *tensors = list_tensors(spec);
+    for (size_t i = 0; tensors != NULL && i < spec->tensor_count; i++)
+        tensors[i].elem_bytes = cairn_plan_elem_weight(spec, i);
+    return tensors;
+}
+
+uint64_t cairn_plan_extent_bytes(const struct cairn_job_spec_data *spec,
+                                 const struct cairn_layout *layout,
+                                 const struct cairn_extent *extent)
+{
+    return extent->quantum_count * layout->geometry[extent->tensor].quantum_elems *
+           cairn_plan_elem_weight(spec, extent->tensor);
+}
+
+cairn_status cairn_plan_job_decode(const struct cairn_job_spec_data *spec, const uint8_t *data,
+                                   size_t bytes, struct cairn_layout **layout_out)
+{
+    struct cairn_layout_tensor *tensors = list_tensors(spec);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    const cairn_status status = cairn_layout_decode(data, bytes, tensors,
+                                                    (uint32_t)spec->tensor_count, layout_out);
+    free(tensors);
+    return status;
+}
+
+cairn_status cairn_plan_job_widen(const struct cairn_job_spec_data *spec,
+                                  const struct cairn_layout *layout, uint32_t shard_count,
+                                  struct cairn_layout **layout_out)
+{
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(spec);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    const cairn_status status = cairn_plan_widen(tensors, (uint32_t)spec->tensor_count, layout,
+                                                 shard_count, layout_out);
+    free(tensors);
+    return status;
+}
+
+uint32_t cairn_plan_job_shards(const struct cairn_job_spec_data *spec, uint32_t shard_count)
+{
+    return spec->stage == 0 ? 1 : shard_count; // stage 0: one shard holds all of the state
+}
+
+cairn_status cairn_plan_job(const struct cairn_job_spec_data *spec, uint32_t shard_count,
+                            struct cairn_layout **layout_out, struct cairn_plan_report *report_out)
+{
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(spec);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    const struct cairn_plan_request request = { .tensors = tensors,
+                                                .tensor_count = (uint32_t)spec->tensor_count,
+                                                .shard_count = shard_count,
+                                                .spread = spec->spread };
+    const cairn_status status = cairn_plan_make(&request, layout_out, report_out);
+    free(tensors);
+    return status;
 }

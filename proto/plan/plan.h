@@ -20,23 +20,53 @@
  * of it, then whole pieces along their bytes in proportion, or, where a piece is twice a shard's part of the
  * unit, its end, in 256 KiB or more, carrying the rounding from shard to shard; what gone shards held is
  * free; and what is free goes to the shards below their share, whole where it can and next to what they have
- * (plan_fill.c), or, where that would not level them, as above. So what moves never exceeds the bound, Σ
+ * (plan_keep.c), or, where that would not level them, as above. So what moves never exceeds the bound, Σ
  * max(0, share - old), and nothing at all moves while every shard is within one quantum (the job's heaviest)
  * of its share. Balance is that of the fresh table or better, or one quantum off, give or take another
  * quantum. It does not promise the limit on spread, which it applies only to what moves.
  *
  * In the long run pieces grow in number all the same. Where a re-plan would have more than
  * CAIRN_PLAN_PIECES_MOST times the pieces of the fresh table, or the files that a snapshot of it has,
- * nothing is kept of as few tensors as bring it well below that (plan_gather.c): then more moves than the
+ * nothing is kept of as few tensors as bring it well below that (plan_keep.c): then more moves than the
  * bound. `least` asks for the bound whatever the pieces; `compact` ignores the previous table and gives
  * exactly the fresh one. */
 #ifndef CAIRN_PLAN_PLAN_H
 #define CAIRN_PLAN_PLAN_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "proto/base/status.h"
 #include "proto/geometry/layout.h"
+#include "proto/spec/spec.h"
+
+/* ==== moves ==== */
+
+/* Inside the planner: two layouts of the same tensors walked side by side, by runs of quanta that lie within
+ * one extent of each. */
+
+struct plan_run {
+    const struct cairn_extent *extent; /* of the current layout: the run lies in it */
+    const struct cairn_extent *target; /* of the target: likewise */
+    uint64_t first, count;             /* quanta, at least 1 */
+    uint32_t to;                       /* the owner in the target; extent->shard = it stays */
+};
+
+struct plan_walk {
+    const struct cairn_layout_tensor *tensors; /* borrowed, as the layouts */
+    const struct cairn_layout *current, *target;
+    size_t at_current, at_target; /* extents */
+};
+
+/* Both are layouts of these tensors: as many, of as many quanta. */
+int cairn_plan_same_tensors(const struct cairn_layout *a, const struct cairn_layout *b);
+/* 0: that was the last one. */
+int cairn_plan_walk_next(struct plan_walk *walk, struct plan_run *run_out);
+/* Bytes of the quanta [first, first + count) of the tensor that the run is of. */
+uint64_t cairn_plan_run_bytes(const struct plan_walk *walk, const struct plan_run *run,
+                              uint64_t first, uint64_t count);
+
+/* ==== plan ==== */
 
 #define CAIRN_SPREAD_DEFAULT     64
 #define CAIRN_SPREAD_PIECE_BYTES ((uint64_t)256 << 10)
@@ -95,5 +125,33 @@ cairn_status cairn_plan_extend(const struct cairn_layout_tensor *tensors, uint32
                                const struct cairn_layout *previous, const uint32_t *was,
                                const uint8_t *holes, uint32_t spread,
                                struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+
+/* ==== plan job ==== */
+
+/* The planner (plan.h) for the tensors of a job: what an element of each costs, and the fresh table. Pure. */
+
+/* The bytes that an element costs its shard: master, sum, two published versions, the optimizer's
+ * planes. */
+uint32_t cairn_plan_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor);
+/* For the planner, [tensor_count], the caller's; NULL: no memory. */
+struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec);
+/* The bytes that an extent of a layout of the spec costs its shard; a tensor's last quantum counts
+ * as whole. */
+uint64_t cairn_plan_extent_bytes(const struct cairn_job_spec_data *spec,
+                                 const struct cairn_layout *layout,
+                                 const struct cairn_extent *extent);
+/* cairn_layout_decode, for the tensors of the spec. */
+cairn_status cairn_plan_job_decode(const struct cairn_job_spec_data *spec, const uint8_t *data,
+                                   size_t bytes, struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+/* cairn_plan_widen, for the tensors of the spec. */
+cairn_status cairn_plan_job_widen(const struct cairn_job_spec_data *spec,
+                                  const struct cairn_layout *layout, uint32_t shard_count,
+                                  struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+/* How many of `shard_count` shards a job may use. */
+uint32_t cairn_plan_job_shards(const struct cairn_job_spec_data *spec, uint32_t shard_count);
+/* Plans a canonical, judged spec over so many shards; as cairn_plan_make. */
+cairn_status cairn_plan_job(const struct cairn_job_spec_data *spec, uint32_t shard_count,
+                            struct cairn_layout **layout_out,
+                            struct cairn_plan_report *report_out) CAIRN_MUST_CHECK;
 
 #endif

@@ -1,7 +1,7 @@
 /* Inside the planner: a plan in the making, shared by plan.c (the whole course), plan_keep.c (what a
- * re-plan keeps and frees), plan_place.c (free units onto shards: stiff and whole),
- * plan_line.c (the line), plan_fill.c (what a re-plan freed, onto shards),
- * plan_gather.c (in how many pieces it lies) and plan_report.c. */
+ * re-plan keeps and frees), plan.c (free units onto shards: stiff and whole),
+ * plan.c (the line), plan_keep.c (what a re-plan freed, onto shards),
+ * plan_keep.c (in how many pieces it lies) and plan_extend.c. */
 #ifndef CAIRN_PLAN_PLAN_CUT_H
 #define CAIRN_PLAN_PLAN_CUT_H
 

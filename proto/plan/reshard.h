@@ -13,15 +13,15 @@
  * chunk is asked for twice. The slices end in the target's owners, not in its table. No shard has
  * more on the way than before it, or a slice more than in the target.
  *
- * Bytes are elements x elem_bytes of the tensor (proto/plan/plan_job.h: all that an element costs a
+ * Bytes are elements x elem_bytes of the tensor (proto/plan/plan.h: all that an element costs a
  * shard). */
 #ifndef CAIRN_PLAN_RESHARD_H
 #define CAIRN_PLAN_RESHARD_H
 
 #include <stdint.h>
 
-#include "proto/base/sentence.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/geometry/layout.h"
 
 /* All borrowed, for the call only. */

@@ -1,8 +1,8 @@
-/* The declarations that the files of safetensors_folder.h share. */
+/* The declarations that the files of safetensors.h share. */
 #ifndef CAIRN_SAFETENSORS_SAFETENSORS_PRIVATE_H
 #define CAIRN_SAFETENSORS_SAFETENSORS_PRIVATE_H
 
-#include "proto/safetensors/safetensors_folder.h"
+#include "proto/safetensors/safetensors.h"
 
 /* The files in a folder of Hugging Face: one with all weights, or the index that says which file
  * has which. */

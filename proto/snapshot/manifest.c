@@ -10,10 +10,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "proto/snapshot/manifest_seal.h"
-#include "proto/snapshot/manifest_spec.h"
+#include "proto/snapshot/digest_tree.h"
 #include "proto/snapshot/snapshot_file.h"
-#include "proto/spec/capability.h"
+#include "proto/spec/spec.h"
 
 void cairn_manifest_init(struct cairn_manifest *m)
 {
@@ -398,4 +397,289 @@ cairn_status cairn_manifest_encode(struct cairn_manifest *m, char **text_out,
     *text_out = text;
     *text_bytes_out = sealed + CAIRN_MANIFEST_SEAL_BYTES;
     return CAIRN_OK;
+}
+
+/* ==== manifest fields ==== */
+
+/* The scalars of a spec in JSON, both ways, by their rows. */
+
+static json_t *value_json(const struct cairn_spec_field *field, const void *from)
+{
+    const uint64_t bits = cairn_spec_field_bits(field, from);
+    switch (field->kind) {
+    case CAIRN_SPEC_REAL:
+    case CAIRN_SPEC_FRACTION: return json_real(cairn_spec_field_number(field, from));
+    case CAIRN_SPEC_COUNT: return json_integer((json_int_t)bits);
+    case CAIRN_SPEC_FLAG: return json_boolean(bits != 0);
+    case CAIRN_SPEC_CHOICE: return json_string(cairn_capability_name(field->capability, (int)bits));
+    }
+    return NULL;
+}
+
+json_t *cairn_spec_fields_json(json_t *object, const struct cairn_spec_table *table,
+                               enum cairn_spec_part part, const void *from)
+{
+    for (size_t i = 0; i < table->count && object != NULL; i++) {
+        const struct cairn_spec_field *field = &table->fields[i];
+        if (part != CAIRN_SPEC_ALL && part != field->part) continue;
+        if (part != CAIRN_SPEC_ALL && part >= CAIRN_SPEC_LATER &&
+            cairn_spec_field_is_default(field, from))
+            continue;
+        if (json_object_set_new(object, field->name, value_json(field, from)) == 0) continue;
+        json_decref(object);
+        object = NULL;
+    }
+    return object;
+}
+
+/* NULL, or what the value should have been. */
+static const char *take_value(const struct cairn_spec_field *field, const json_t *value, void *to)
+{
+    json_int_t number = json_integer_value(value);
+    switch (field->kind) {
+    case CAIRN_SPEC_REAL:
+    case CAIRN_SPEC_FRACTION:
+        if (!json_is_number(value)) return "not a number";
+        cairn_spec_field_set_number(field, to, json_number_value(value));
+        return NULL;
+    case CAIRN_SPEC_COUNT:
+        if (!json_is_integer(value)) return "not a whole number";
+        if (number < 0 || (field->bytes == sizeof(uint32_t) && number > UINT32_MAX))
+            return "out of range";
+        break;
+    case CAIRN_SPEC_FLAG:
+        if (!json_is_boolean(value)) return "neither true nor false";
+        number = json_is_true(value);
+        break;
+    case CAIRN_SPEC_CHOICE:
+        if (!json_is_string(value)) return "not a name";
+        number = cairn_capability_value(field->capability, json_string_value(value)); // or -1
+    }
+    cairn_spec_field_set_bits(field, to, (uint64_t)number);
+    return NULL;
+}
+
+cairn_status cairn_spec_fields_of_json(json_t *object, const struct cairn_spec_table *table,
+                                       const char *where, void *to, struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < table->count; i++) {
+        const struct cairn_spec_field *field = &table->fields[i];
+        const json_t *value = json_object_get(object, field->name);
+        if (value == NULL && field->part != CAIRN_SPEC_FIRST) continue;
+        const char *wrong = value != NULL ? take_value(field, value, to) : "missing";
+        if (wrong != NULL)
+            return cairn_fail(why, CAIRN_ERR_CORRUPT, "manifest: %s: %s is %s", where, field->name,
+                              wrong);
+        json_object_del(object, field->name);
+    }
+    return CAIRN_OK;
+}
+
+/* ==== manifest spec ==== */
+
+/* ---- what is missing ---- */
+
+/* Takes `defaults`. False: no memory, or not an object. */
+static bool fill(json_t *object, json_t *defaults)
+{
+    const bool ok = json_is_object(object) && json_object_update_missing(object, defaults) == 0;
+    json_decref(defaults);
+    return ok;
+}
+
+static bool fill_group(json_t *group)
+{
+    const struct cairn_group_spec d = cairn_group_default();
+    json_t *names = json_pack("{s:s, s:s}", "name", "default", "optimizer", "adamw");
+    return fill(group, cairn_spec_fields_json(names, &cairn_group_fields, CAIRN_SPEC_ALL, &d));
+}
+
+static bool fill_tensor(json_t *tensor, const char *group)
+{
+    const char *name = json_string_value(json_object_get(tensor, "name"));
+    const char *kind = json_string_value(json_object_get(tensor, "kind"));
+    const bool is_blob = kind != NULL && strcmp(kind, "blob") == 0;
+    const bool is_trained = kind == NULL || strcmp(kind, "trained") == 0;
+    const char *dtype = is_blob ? "u8" : "f32";
+    if (name == NULL) return false;
+    return fill(tensor, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:b}", "unit", name, "group",
+                                  is_trained ? group : "", "kind", "trained", "wire", dtype,
+                                  "reduce", "f32", "master", dtype, "whole", 0));
+}
+
+static bool fill_top(json_t *root)
+{
+    struct cairn_job_spec_data d;
+    cairn_spec_init(&d);
+    json_t *top = json_pack("{s:s, s:i}", "name", "plan", "revision", 0);
+    const bool ok = fill(root,
+                         cairn_spec_fields_json(top, &cairn_spec_fields, CAIRN_SPEC_FIRST, &d));
+    cairn_spec_release(&d);
+    if (ok && json_object_get(root, "groups") == NULL)
+        json_object_set_new(root, "groups", json_pack("[{}]"));
+    return ok;
+}
+
+static int by_name(const void *left, const void *right)
+{
+    const char *a = json_string_value(json_object_get(*(json_t *const *)left, "name"));
+    const char *b = json_string_value(json_object_get(*(json_t *const *)right, "name"));
+    return strcmp(a, b);
+}
+
+/* All have a name. A new array; NULL: no memory. */
+static json_t *sorted(json_t *tensors)
+{
+    const size_t count = json_array_size(tensors);
+    json_t *out = json_array(), **list = calloc(count + 1, sizeof(json_t *));
+    for (size_t i = 0; list != NULL && i < count; i++) list[i] = json_array_get(tensors, i);
+    if (list != NULL) qsort(list, count, sizeof *list, by_name);
+    for (size_t i = 0; list != NULL && i < count; i++) json_array_append(out, list[i]);
+    free(list);
+    return out;
+}
+
+static cairn_status complete(json_t *root, struct cairn_sentence *why)
+{
+    json_t *groups, *tensors = json_object_get(root, "tensors");
+    if (!fill_top(root) || !json_is_array(tensors))
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "an object with \"tensors\", a list, is wanted");
+    groups = json_object_get(root, "groups");
+    for (size_t i = 0; i < json_array_size(groups); i++)
+        if (!fill_group(json_array_get(groups, i)))
+            return cairn_fail(why, CAIRN_ERR_MALFORMED, "group %zu is not an object", i);
+    const char *group = json_string_value(json_object_get(json_array_get(groups, 0), "name"));
+    for (size_t i = 0; i < json_array_size(tensors); i++)
+        if (!fill_tensor(json_array_get(tensors, i), group != NULL ? group : ""))
+            return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                              "tensor %zu is not an object with \"name\" and \"shape\"", i);
+    json_object_set_new(root, "tensors", sorted(tensors));
+    return CAIRN_OK;
+}
+
+cairn_status cairn_spec_of_json(const char *text, size_t text_bytes,
+                                struct cairn_job_spec_data *out, struct cairn_sentence *why)
+{
+    static const char prefix[] = "manifest: ";
+    json_error_t error;
+    json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
+    if (root == NULL)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "not JSON: %s (line %d)", error.text,
+                          error.line);
+    struct cairn_job_spec_data spec;
+    struct cairn_sentence reason = { "" };
+    cairn_spec_init(&spec);
+    cairn_status status = complete(root, &reason);
+    if (status == CAIRN_OK) status = cairn_manifest_read_spec(root, &spec, &reason);
+    json_decref(root);
+    if (status == CAIRN_OK) {
+        *out = spec;
+        return CAIRN_OK;
+    }
+    cairn_spec_release(&spec);
+    const bool is_prefixed = strncmp(reason.text, prefix, sizeof prefix - 1) == 0;
+    return cairn_fail(why, status == CAIRN_ERR_CORRUPT ? CAIRN_ERR_MALFORMED : status, "%s",
+                      reason.text + (is_prefixed ? sizeof prefix - 1 : 0));
+}
+
+/* ==== manifest seal ==== */
+
+void cairn_manifest_seal(const char *text, size_t text_bytes,
+                         char seal_out[CAIRN_MANIFEST_SEAL_BYTES + 1])
+{
+    struct cairn_hash hash;
+    char hex[2 * CAIRN_HASH_BYTES + 1];
+    cairn_bytes_hash(text, text_bytes, &hash);
+    sodium_bin2hex(hex, sizeof hex, hash.byte, sizeof hash.byte);
+    snprintf(seal_out, CAIRN_MANIFEST_SEAL_BYTES + 1,
+             " \"" CAIRN_MANIFEST_SEAL_KEY "\": \"%s\"\n}\n", hex);
+}
+
+/* ==== manifest trust ==== */
+
+static enum cairn_trust broken(struct cairn_sentence *what, const char *why)
+{
+    cairn_sentence_set(what, CAIRN_MANIFEST_SIGNATURE_NAME ": %s", why);
+    return CAIRN_TRUST_BROKEN;
+}
+
+/* Checks the signature by each key of that id: an id is eight bytes that anyone can give a key of
+ * his own. */
+static enum cairn_trust check(const struct cairn_manifest *m, const struct cairn_key_ring *ring,
+                              const struct cairn_minisig *signature, struct cairn_sentence *what)
+{
+    struct cairn_sentence why;
+    char name[CAIRN_KEY_NAME_BYTES];
+    bool known = false;
+    cairn_key_name(signature->key_id, name);
+    for (size_t i = 0; i < ring->count; i++) {
+        const struct cairn_public_key *key = &ring->keys[i];
+        if (memcmp(key->id, signature->key_id, sizeof key->id) != 0) continue;
+        known = true;
+        if (cairn_minisig_check(signature, key, m->prehash, &why) != CAIRN_OK) continue;
+        cairn_sentence_set(what, "signed by key %s", name);
+        return CAIRN_TRUST_SIGNED;
+    }
+    if (known) return broken(what, why.text);
+    cairn_sentence_set(what, "signed by key %s, which is not trusted here", name);
+    return CAIRN_TRUST_STRANGE;
+}
+
+enum cairn_trust cairn_manifest_trust(const struct cairn_manifest *m,
+                                      const struct cairn_key_ring *ring,
+                                      struct cairn_sentence *what)
+{
+    struct cairn_minisig signature;
+    struct cairn_sentence why;
+    if (m->signature == NULL) {
+        const bool is_old = m->version < CAIRN_MANIFEST_VERSION_SIGNED;
+        cairn_sentence_set(what,
+                           is_old ? "not signed (of a version before signatures)" : "not signed");
+        return is_old ? CAIRN_TRUST_OLD : CAIRN_TRUST_UNSIGNED;
+    }
+    if (cairn_minisig_parse(m->signature, m->signature_bytes, &signature, &why) != CAIRN_OK)
+        return broken(what, why.text);
+    return check(m, ring, &signature, what);
+}
+
+cairn_status cairn_manifest_accept(const struct cairn_manifest *m,
+                                   const struct cairn_key_ring *ring,
+                                   struct cairn_trust_waiver waiver, struct cairn_sentence *why)
+{
+    struct cairn_sentence what;
+    switch (cairn_manifest_trust(m, ring, &what)) {
+    case CAIRN_TRUST_SIGNED:
+    case CAIRN_TRUST_OLD: return CAIRN_OK;
+    case CAIRN_TRUST_UNSIGNED:
+        if (waiver.is_unsigned) return CAIRN_OK;
+        return cairn_fail(
+            why, CAIRN_ERR_REFUSED,
+            "its manifest is %s: nothing tells who wrote it; put " CAIRN_MANIFEST_SIGNATURE_NAME
+            " back, or take it as it is with "
+            "--allow-unsigned",
+            what.text);
+    case CAIRN_TRUST_STRANGE:
+        if (waiver.is_strange) return CAIRN_OK;
+        return cairn_fail(
+            why, CAIRN_ERR_REFUSED,
+            "its manifest is %s; if another cluster wrote it, trust the key that `cairn "
+            "key show` prints there (`cairn key trust`); if this one did, before its "
+            "store was lost, put the cluster.key of then back into store.path and "
+            "start the coordinator again; or take this one snapshot with --allow-untrusted",
+            what.text);
+    case CAIRN_TRUST_BROKEN: break;
+    }
+    return cairn_fail(why, CAIRN_ERR_CHECKSUM,
+                      "%s: the manifest or its signature was changed; use another snapshot",
+                      what.text);
+}
+
+void cairn_manifest_signature_comment(const struct cairn_manifest *m,
+                                      char out[CAIRN_SIGNATURE_COMMENT_BYTES])
+{
+    snprintf(out, CAIRN_SIGNATURE_COMMENT_BYTES,
+             "timestamp:%" PRIu64 "\tfile:" CAIRN_MANIFEST_NAME "\tjob:%s\tgeneration:%" PRIu64
+             "\tstep:%" PRIu64 "\thashed",
+             m->created_unix_s, m->spec.name, m->generation, m->step);
 }

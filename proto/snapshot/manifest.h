@@ -30,7 +30,7 @@
  *   "reduce_groups"?: [[rank, ...], ...], of the step's round (rank_groups.h)
  *   "files": [{"path", "bytes", "blocks": 32 hex digits for every 4 MiB of the file: XXH3-128, as
  *             `xxhsum -H2` prints it}, ...],
- *   "blake2b_256": 64 hex digits      of all bytes before this line (manifest_seal.h)
+ *   "blake2b_256": 64 hex digits      of all bytes before this line (manifest.h)
  * }
  *
  * The spec is complete, so that the job can be made again from it; groups, tensors and files are
@@ -40,18 +40,18 @@
  * cairn_spec_check refuses are errors. A change of this table is a new version. Older ones are read as well:
  * 3, whose files have one "xxh3_128" over all of each instead of "blocks"; 2, without the hash of the
  * manifest, too; and 1, which has no keys with a question mark either. */
-#ifndef CAIRN_STORE_MANIFEST_H
-#define CAIRN_STORE_MANIFEST_H
+#ifndef CAIRN_SNAPSHOT_MANIFEST_H
+#define CAIRN_SNAPSHOT_MANIFEST_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/base/sentence.h"
 #include "proto/base/status.h"
-#include "proto/spec/rank_groups.h"
-#include "proto/spec/results.h"
+#include "proto/base/text.h"
 #include "proto/spec/spec.h"
+#include "proto/spec/spec_fields.h"
 
 #define CAIRN_MANIFEST_NAME           "manifest.json"
 #define CAIRN_MANIFEST_VERSION        4
@@ -92,7 +92,7 @@ struct cairn_manifest {
     uint8_t *payload; /* [payload_bytes] */
     /* [spec.tensor_count] by index in the spec as it is encoded; NULL: no tensor has missed any */
     uint64_t *steps_missed;
-    char *signature; /* as it was loaded (manifest_trust.h); NULL: there is none */
+    char *signature;                   /* as it was loaded (manifest.h); NULL: there is none */
     struct cairn_manifest_file *files; /* [file_count], sorted by path once decoded */
     struct cairn_job_spec_data spec;   /* canonical */
     /* of the round that made the step; none: there were none, or they are not known */
@@ -108,7 +108,7 @@ struct cairn_manifest {
     uint32_t shard_count;
     double loss_scale;
     uint8_t content_root[32];
-    uint8_t prehash[64]; /* of the text that was decoded: what a signature is over (minisig.h) */
+    uint8_t prehash[64]; /* of the text that was decoded: what a signature is over (manifest.h) */
     uint32_t version;    /* that was decoded */
     bool unsealed; /* decoded of a version without the hash: nothing tells whether it was changed */
 };
@@ -139,5 +139,167 @@ cairn_status cairn_manifest_encode(struct cairn_manifest *m, char **text_out,
  * another version of Cairn; CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_manifest_decode(const char *text, size_t text_bytes, struct cairn_manifest *out,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ==== manifest spec ==== */
+
+/* The spec of a job as JSON, as it stands in a manifest (manifest.h). Pure. */
+
+/* Adds the scalars of a part to the object: of LATER and POLICY those that have not their default. Takes the
+ * object; NULL: no memory, or it was NULL. */
+json_t *cairn_spec_fields_json(json_t *object, const struct cairn_spec_table *table,
+                               enum cairn_spec_part part, const void *from);
+/* Takes all of the table's scalars out of the object; what is missing stays as it is in `to`. The kinds are
+ * judged, and that a number fits, not what spec_check.c judges. CAIRN_ERR_CORRUPT says what is wrong
+ * `where`. */
+cairn_status cairn_spec_fields_of_json(json_t *object, const struct cairn_spec_table *table,
+                                       const char *where, void *to,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* All of a schedule, its points, too. NULL: no memory. */
+json_t *cairn_schedule_json(const struct cairn_schedule *schedule);
+
+/* Judges all of it, and takes members out of the object; the tensors must be sorted by name. `spec` is
+ * init'ed, and released by the caller, whatever comes back: CAIRN_ERR_CORRUPT, CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* The same of what a person wrote: text with the list of tensors, of which each has at least name and
+ * shape. Whatever else is missing is at its default: one group, adamw, of all that are trained; kind
+ * trained, f32 on the wire, a unit each. Any order. CAIRN_ERR_MALFORMED says what is wrong; `*out` is set
+ * on success only. */
+cairn_status cairn_spec_of_json(const char *text, size_t text_bytes,
+                                struct cairn_job_spec_data *out,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ==== manifest seal ==== */
+
+/* The last line of a manifest, but for the brace that closes it: a hash over all bytes before it. Found by it
+ * is whatever changed the file without meaning to; it is no signature. */
+
+#define CAIRN_MANIFEST_SEAL_KEY   "blake2b_256"
+#define CAIRN_MANIFEST_SEAL_BYTES (sizeof " \"" CAIRN_MANIFEST_SEAL_KEY "\": \"\"\n}\n" - 1 + 64)
+
+/* ` "blake2b_256": "<64 hex digits>"`, newline, brace, newline, NUL: what ends a file of which `text` are the
+ * bytes before. */
+void cairn_manifest_seal(const char *text, size_t text_bytes,
+                         char seal_out[CAIRN_MANIFEST_SEAL_BYTES + 1]);
+
+/* ==== minisig ==== */
+
+/* Signatures in minisign's format, pure: Ed25519 over BLAKE2b-512 of what is signed ("ED", prehashed), so
+ * that `minisign -Vm FILE -P KEY` checks what is signed here, and the other way round.
+ *
+ *   public key   untrusted comment: ...        signature   untrusted comment: ...
+ *                base64("Ed" id key)                       base64("ED" id signature)
+ *                                                          trusted comment: ...
+ *   secret key   untrusted comment: ...                    base64(signature of the two)
+ *                base64(... id key checksum)
+ *
+ * A secret key is written without a password, as `minisign -G -W` does. An untrusted comment is signed by
+ * nobody and read by nobody here. Statuses: CAIRN_ERR_MALFORMED: the text is not one of these;
+ * CAIRN_ERR_CHECKSUM: the signature does not fit. sodium_init has been called. */
+
+#define CAIRN_KEY_ID_BYTES   8
+#define CAIRN_PREHASH_BYTES  64
+#define CAIRN_KEY_NAME_BYTES 17   /* of an id as text: 16 upper-case hexadecimal digits, NUL */
+#define CAIRN_KEY_LINE_BYTES 57   /* of a public key in base64: 56 characters, NUL */
+#define CAIRN_KEY_TEXT_BYTES 512  /* of a key's file, with a NUL */
+#define CAIRN_MINISIG_BYTES  1024 /* of a signature that is made here, with a NUL */
+#define CAIRN_MINISIG_MAX    ((size_t)16 << 10) /* of a stranger's that is looked at */
+
+struct cairn_public_key {
+    uint8_t id[CAIRN_KEY_ID_BYTES];
+    uint8_t key[32];
+};
+struct cairn_secret_key {
+    struct cairn_public_key public_key;
+    uint8_t secret[64];
+};
+/* As it is read: judged in form, checked by cairn_minisig_check. */
+struct cairn_minisig {
+    uint8_t key_id[CAIRN_KEY_ID_BYTES];
+    uint8_t signature[64];
+    uint8_t global[64];  /* of the signature and the trusted comment */
+    const char *comment; /* the trusted one: borrowed from the text, not ended by a NUL */
+    size_t comment_bytes;
+};
+
+/* ---- keys ---- */
+
+void cairn_secret_key_make(struct cairn_secret_key *out);
+/* "0123456789ABCDEF", as minisign prints it. */
+void cairn_key_name(const uint8_t id[CAIRN_KEY_ID_BYTES], char out[CAIRN_KEY_NAME_BYTES]);
+/* The one line "RW...". */
+void cairn_public_key_line(const struct cairn_public_key *key, char out[CAIRN_KEY_LINE_BYTES]);
+/* The file that minisign writes: two lines. */
+void cairn_public_key_text(const struct cairn_public_key *key, char out[CAIRN_KEY_TEXT_BYTES]);
+/* Reads that file, or the one line alone. */
+cairn_status cairn_public_key_parse(const char *text, struct cairn_public_key *out,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_secret_key_text(const struct cairn_secret_key *key, char out[CAIRN_KEY_TEXT_BYTES]);
+/* CAIRN_ERR_MALFORMED: also of one that has a password, or that is damaged. */
+cairn_status cairn_secret_key_parse(const char *text, struct cairn_secret_key *out,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ---- signatures ---- */
+
+void cairn_prehash(const void *bytes, size_t byte_count, uint8_t out[CAIRN_PREHASH_BYTES]);
+/* `comment`, the trusted one, is one line of at most 600 bytes (asserted). */
+void cairn_minisig_sign(const struct cairn_secret_key *key,
+                        const uint8_t prehash[CAIRN_PREHASH_BYTES], const char *comment,
+                        char out[CAIRN_MINISIG_BYTES]);
+cairn_status cairn_minisig_parse(const char *text, size_t text_bytes, struct cairn_minisig *out,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Checks that `key` made this signature of `prehash`, and that it covers the trusted comment.
+ * CAIRN_ERR_CHECKSUM: it did not. The key must have the id that the signature names. */
+cairn_status cairn_minisig_check(const struct cairn_minisig *signature,
+                                 const struct cairn_public_key *key,
+                                 const uint8_t prehash[CAIRN_PREHASH_BYTES],
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ==== manifest trust ==== */
+
+/* Whose word a manifest is: manifest.json.minisig beside it, a signature (manifest.h) of the cluster that
+ * wrote the snapshot, against the keys that are trusted here. Pure. */
+
+#define CAIRN_MANIFEST_SIGNATURE_NAME CAIRN_MANIFEST_NAME ".minisig"
+#define CAIRN_MANIFEST_VERSION_SIGNED \
+    4 /* from here on a manifest is signed, or was made unsigned */
+#define CAIRN_KEYS_MAX 64
+
+/* The keys that are trusted. */
+struct cairn_key_ring {
+    struct cairn_public_key keys[CAIRN_KEYS_MAX];
+    size_t count;
+};
+
+enum cairn_trust {
+    CAIRN_TRUST_SIGNED, /* by a key of the ring */
+    CAIRN_TRUST_OLD,    /* not signed, and of a version that knew no signatures */
+    CAIRN_TRUST_UNSIGNED,
+    CAIRN_TRUST_STRANGE, /* by a key that is not in the ring: nothing is known of it */
+    CAIRN_TRUST_BROKEN,  /* it names a key of the ring, and is not its signature of this; or none */
+};
+/* Judges the signature of a manifest that was loaded. `what` (may be NULL) tells the result:
+ * "signed by key 0123456789ABCDEF". */
+enum cairn_trust cairn_manifest_trust(const struct cairn_manifest *manifest,
+                                      const struct cairn_key_ring *ring,
+                                      struct cairn_sentence *what);
+
+/* The manifests that are accepted although no key of the ring has signed them. */
+struct cairn_trust_waiver {
+    bool is_unsigned, is_strange;
+};
+/* May the snapshot be restored? CAIRN_ERR_REFUSED: its manifest is unsigned or strange, and that is
+ * not waived; the sentence says which option would waive it. CAIRN_ERR_CHECKSUM: the signature is
+ * broken, which nothing waives. */
+cairn_status cairn_manifest_accept(const struct cairn_manifest *manifest,
+                                   const struct cairn_key_ring *ring,
+                                   struct cairn_trust_waiver waiver,
+                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* The trusted comment for a signature of the manifest. */
+#define CAIRN_SIGNATURE_COMMENT_BYTES 600
+void cairn_manifest_signature_comment(const struct cairn_manifest *manifest,
+                                      char out[CAIRN_SIGNATURE_COMMENT_BYTES]);
 
 #endif

@@ -8,12 +8,9 @@
 #include <time.h>
 
 #include "proto/snapshot/manifest.h"
-#include "proto/snapshot/manifest_seal.h"
-#include "proto/snapshot/manifest_spec.h"
-#include "proto/snapshot/minisig.h"
 #include "proto/snapshot/snapshot_file.h"
-#include "proto/spec/capability.h"
 #include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
 
 static cairn_status corrupt(struct cairn_sentence *why, const char *where, const char *what)
 {

@@ -1,4 +1,4 @@
-#include "proto/snapshot/minisig.h"
+#include "proto/snapshot/manifest.h"
 
 #include <assert.h>
 #include <sodium.h>

@@ -11,19 +11,120 @@
 #ifndef CAIRN_SNAPSHOT_IO_SNAPSHOT_IO_H
 #define CAIRN_SNAPSHOT_IO_SNAPSHOT_IO_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/base/sentence.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
+#include "proto/geometry/tensor.h"
+#include "proto/safetensors/safetensors.h"
 #include "proto/snapshot/manifest.h"
-#include "proto/snapshot/minisig.h"
 #include "proto/snapshot/snapshot_file.h"
-#include "proto/snapshot/snapshot_index.h"
-#include "proto/snapshot_io/writer.h"
 #include "proto/store/storage.h"
 
-/* ---- writing: the files of shards are writer.h's ---- */
+/* ==== block reader ==== */
+
+/* Reads the files of a snapshot in blocks of 4 MiB, past the page cache, several ahead of who takes them,
+ * each judged by its checksum while it is in the cache. Files before version 4 of the manifest have no
+ * checksums of blocks: theirs come unjudged.
+ *
+ * A reader is used by one thread; its threads are started with that one's priorities. Memory: the blocks
+ * that are read ahead. */
+
+#define CAIRN_READ_AHEAD 4 /* blocks, if nothing else is said */
+
+struct cairn_block_reader;
+/* Opens a reader of the snapshot at `folder`; folder and manifest are borrowed, the manifest is
+ * constant. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_block_reader_open(const char *folder, const struct cairn_manifest *manifest,
+                                     uint32_t ahead, struct cairn_block_reader **out,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Gives a block of a file of the manifest, borrowed until the next get or return, and how many
+ * bytes it has. The blocks behind it in the file are read meanwhile, unless `want` has said which
+ * come next. CAIRN_ERR_CHECKSUM: the block is damaged, which concerns no other; CAIRN_ERR_CORRUPT:
+ * the file is missing or has another size; CAIRN_ERR_IO. The sentence names the file and, for
+ * damage, the block. */
+cairn_status cairn_block_reader_get(struct cairn_block_reader *reader, size_t file, uint64_t block,
+                                    const uint8_t **bytes_out, size_t *count_out,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The block that get gave last is not needed any more: its place is reused first. */
+void cairn_block_reader_return(struct cairn_block_reader *reader);
+/* For a caller that does not read one file after the other: this block will be asked for, after
+ * those that were wanted before. False: there is no room for it yet (blocks that are returned make
+ * some), or nothing is read ahead. */
+bool cairn_block_reader_want(struct cairn_block_reader *reader, size_t file, uint64_t block);
+void cairn_block_reader_close(struct cairn_block_reader *reader);
+
+/* The sentence of a file that cannot be opened, or has another size than the manifest says; what the
+ * storage's open returned. */
+cairn_status cairn_block_reader_judge(const struct cairn_manifest_file *listed,
+                                      const struct cairn_storage_file *file, cairn_status opened,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ==== writer ==== */
+
+/* Writes the planned files of a snapshot, in blocks of 4 MiB: a block is filled by the source, its checksum
+ * is made while it is in the cache, and it goes to storage, direct, while the next is filled. Memory is
+ * that of the blocks in flight, whatever the files' sizes.
+ *
+ * A writer is used by one thread; its threads are started by that one when a file of more than a block
+ * comes, with that one's priorities of CPU and I/O. All functions block. Statuses as of storage.h. */
+
+#define CAIRN_SNAPSHOT_IN_FLIGHT 4 /* blocks, if nothing else is said */
+
+/* Fills `to` with elements [first_elem, first_elem + elem_count) (row-major in the tensor) of the entry's
+ * plane, little endian, in its dtype: at most CAIRN_SNAPSHOT_BLOCK_BYTES. The elements of an entry are
+ * asked for in order, each once. Another status than CAIRN_OK ends the file. */
+typedef cairn_status (*cairn_snapshot_fill_fn)(void *context,
+                                               const struct cairn_safetensors_entry *entry,
+                                               uint64_t first_elem, uint64_t elem_count, void *to,
+                                               struct cairn_sentence *why);
+
+struct cairn_snapshot_source {
+    cairn_snapshot_fill_fn fill;
+    /* Before each block, and behind the last (`bytes` 0): so many bytes are in flight. It may wait. NULL:
+     * none. */
+    void (*pace)(void *context, size_t bytes);
+    void *context;
+};
+
+struct cairn_snapshot_writer;
+/* in_flight: blocks, 1 to 64; 0: CAIRN_SNAPSHOT_IN_FLIGHT. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_snapshot_writer_open(uint32_t in_flight, struct cairn_snapshot_writer **out,
+                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Writes one file into the snapshot at `folder`. On failure it is not there (but CAIRN_ERR_EXISTS: another
+ * writer's stays). sums_out: [cairn_snapshot_block_count(file->file_bytes)][CAIRN_SNAPSHOT_SUM_BYTES], the
+ * caller's. */
+cairn_status cairn_snapshot_writer_put(struct cairn_snapshot_writer *writer, const char *folder,
+                                       const struct cairn_snapshot_file *file,
+                                       const struct cairn_snapshot_source *source,
+                                       uint8_t *sums_out,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Writes a file that is no snapshot's, of any path in the folder `at`, which is there; the caller has
+ * judged it. sums_out: may be NULL. */
+cairn_status cairn_snapshot_writer_put_other(struct cairn_snapshot_writer *writer, const char *at,
+                                             const struct cairn_snapshot_file *file,
+                                             const struct cairn_snapshot_source *source,
+                                             uint8_t *sums_out,
+                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* A file was written through the page cache, since the storage refuses direct writes. */
+bool cairn_snapshot_writer_buffered(const struct cairn_snapshot_writer *writer);
+void cairn_snapshot_writer_close(struct cairn_snapshot_writer *writer);
+
+/* One file, with a writer of its own. */
+cairn_status cairn_snapshot_write_file(const char *folder, const struct cairn_snapshot_file *file,
+                                       cairn_snapshot_fill_fn fill, void *context,
+                                       uint8_t *sums_out,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* XXH3-128 of a block. */
+void cairn_snapshot_sum(const void *bytes, size_t count, uint8_t sum_out[CAIRN_SNAPSHOT_SUM_BYTES]);
+
+/* ==== snapshot io ==== */
+
+/* ---- writing: the files of shards are snapshot_io.h's ---- */
 
 /* Makes <root>/<job>/<id>/{model,optim}, durably, with an id that was not there before. `root` must
  * exist. id_out and *folder_out (malloc'd, the caller's) are set only on success. */
@@ -87,8 +188,6 @@ cairn_status cairn_snapshot_list(const char *root, const char *job, cairn_snapsh
 cairn_status cairn_snapshot_last_generation(const char *root, const char *job, uint64_t *out,
                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-struct cairn_block_reader;
-
 /* A file's header as it was at open: its first block must have the same when it is read again. */
 struct cairn_snapshot_header {
     uint64_t bytes, sum; /* of the header, with the 8 bytes before it; XXH3-64 */
@@ -145,5 +244,161 @@ cairn_status cairn_snapshot_read(struct cairn_snapshot *snapshot, uint32_t tenso
 uint64_t cairn_snapshot_want(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
                              uint64_t first_elem, uint64_t elem_count);
 void cairn_snapshot_close(struct cairn_snapshot *snapshot);
+
+/* ==== word ==== */
+
+/* Small words beside the snapshots of a job, each a file of a line, replaced durably and at once:
+ *
+ *   <root>/<job>/latest       the id of the newest snapshot that was verified
+ *   <root>/<job>/tags/NAME    the id of a snapshot that is never removed by itself
+ *   <root>/<job>/checks/ID    "good SECONDS" or "damaged SECONDS": when all of it was last read (since 1970)
+ *   <root>/<job>/begun/ID     the number of the job (16 hex digits) that has begun this snapshot, until it is
+ *                             committed, or its removal, until it is gone: by it is known what a crash left
+ *
+ * They are hostile input: a line of another form is no word. All functions block, and may be called from any
+ * thread; of two that write one at a time it has one of the two. */
+
+#define CAIRN_SNAPSHOT_TAG_BYTES 65   /* with the NUL */
+#define CAIRN_SNAPSHOT_WORDS_MAX 4096 /* of a kind; more are CAIRN_ERR_INVALID */
+
+/* 1 to 64 of A-Z a-z 0-9 . _ -, first no . or -; not "latest", no id, and no ".tmp" at its end. */
+bool cairn_snapshot_tag_ok(const char *name);
+
+struct cairn_snapshot_tag {
+    char name[CAIRN_SNAPSHOT_TAG_BYTES];
+    char id[CAIRN_SNAPSHOT_ID_BYTES];
+};
+struct cairn_snapshot_check {
+    char id[CAIRN_SNAPSHOT_ID_BYTES];
+    bool is_good;
+    uint64_t unix_s;
+};
+struct cairn_snapshot_begun {
+    char id[CAIRN_SNAPSHOT_ID_BYTES];
+    uint64_t job; /* its number */
+};
+struct cairn_snapshot_words {
+    char latest[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: none */
+    /* owned */
+    struct cairn_snapshot_tag *tags;     /* [tag_count], by name */
+    struct cairn_snapshot_check *checks; /* [check_count] */
+    struct cairn_snapshot_begun *begun;  /* [begun_count] */
+    size_t tag_count, check_count, begun_count;
+};
+
+/* All words of a job; release them, whatever it returned. CAIRN_ERR_CORRUPT: a tag is there and cannot be
+ * read, so that nobody knows what it holds. A `latest` or a check that is none is left out. */
+cairn_status cairn_snapshot_words_load(const char *root, const char *job,
+                                       struct cairn_snapshot_words *out,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_snapshot_words_release(struct cairn_snapshot_words *words);
+/* The check of that id; NULL: none. */
+const struct cairn_snapshot_check *
+cairn_snapshot_words_check(const struct cairn_snapshot_words *words, const char *id);
+
+/* The names and ids have been judged. */
+cairn_status cairn_snapshot_latest_set(const char *root, const char *job, const char *id,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_snapshot_tag_set(const char *root, const char *job, const char *name,
+                                    const char *id, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_snapshot_check_set(const char *root, const char *job,
+                                      const struct cairn_snapshot_check *check,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_snapshot_begun_set(const char *root, const char *job, const char *id,
+                                      uint64_t number, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* Durably. CAIRN_ERR_NOT_FOUND: there is none. */
+cairn_status cairn_snapshot_latest_remove(const char *root, const char *job,
+                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_snapshot_tag_remove(const char *root, const char *job, const char *name,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Remove the word about a snapshot that is gone, or committed; a word that stays after a failure
+ * harms nobody. */
+void cairn_snapshot_check_forget(const char *root, const char *job, const char *id);
+void cairn_snapshot_begun_forget(const char *root, const char *job, const char *id);
+
+/* ==== sweep ==== */
+
+/* Reads much of a snapshot at the speed of the disk: in the order of the files, past the page cache, by
+ * several threads, each of which gives what it has read to who asked. A byte is read once, and what nobody
+ * asked for only where it fills a small gap.
+ *
+ * Nobody judges checksums of blocks here, which a range is seldom the whole of: who asks hashes what he is
+ * given, leaf by leaf, and compares the content root; which block is to blame cairn_snapshot_verify tells.
+ *
+ * Memory: CAIRN_SWEEP_THREADS blocks. */
+
+#define CAIRN_SWEEP_THREADS 6u /* some wait for the disk while others hash */
+
+/* Whole leaves of a stored plane, of at most CAIRN_SNAPSHOT_BLOCK_BYTES. */
+struct cairn_sweep_range {
+    uint32_t tensor, plane; /* the snapshot's */
+    uint64_t first_elem, elem_count;
+    uint64_t first_leaf, leaf_count;
+    uint64_t place; /* the caller's */
+};
+
+/* All zero: empty. */
+struct cairn_sweep_ranges {
+    struct cairn_sweep_range *list; /* owned: [count] */
+    size_t count, capacity;
+};
+void cairn_sweep_ranges_release(struct cairn_sweep_ranges *ranges);
+/* Adds leaves [first_leaf, end_leaf) of a plane, cut where each part is as large as it may be and the root of
+ * its leaves is one node of their tree; `place`: of each. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_sweep_ranges_add(struct cairn_sweep_ranges *ranges,
+                                    const struct cairn_geometry *geometry, size_t elem_bytes,
+                                    const struct cairn_sweep_range *whole,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* A sweep: the snapshot, and the callback that takes its elements. */
+struct cairn_sweep {
+    const struct cairn_snapshot *snapshot;
+    /* Called once for each range, on any of the threads, at most CAIRN_SWEEP_THREADS at a time:
+     * `thread` is below that. The elements are borrowed for the call. Any result but CAIRN_OK ends
+     * the sweep. */
+    cairn_status (*take)(void *context, uint32_t thread, const struct cairn_sweep_range *range,
+                         const void *elems, struct cairn_sentence *why);
+    void *context;
+    const atomic_bool *canceled; /* NULL: never */
+};
+/* Sorts the ranges. CAIRN_ERR_CORRUPT: a file is missing, or of another size; CAIRN_ERR_IO;
+ * CAIRN_ERR_CANCELED; CAIRN_ERR_INVALID: the snapshot has no such elements; or what `take` said. */
+cairn_status cairn_snapshot_sweep(const struct cairn_sweep *sweep,
+                                  struct cairn_sweep_ranges *ranges,
+                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ==== copy ==== */
+
+/* Copies a snapshot from one storage to another, byte for byte: files first, then the signature,
+ * then the manifest, so that a crash leaves nothing that is a snapshot. Each block is judged by the
+ * manifest's checksums before it is written.
+ *
+ * All functions block; call them from any thread. Statuses as in snapshot_io.h. */
+
+struct cairn_snapshot_copy {
+    /* Before each block, and at the end; `done` of all files' bytes were read and judged. False: give it up.
+     * NULL: none. */
+    bool (*progress)(void *context, uint64_t done);
+    void *context;
+};
+/* Copies the snapshot, opened, to <root>/<its job>/<its id>; `root` must exist. *folder_out is malloc'd, the
+ * caller's, set on success. CAIRN_ERR_EXISTS: that folder is there, whole or begun. CAIRN_ERR_CANCELED. On
+ * failure what was written is removed. */
+cairn_status cairn_snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
+                                 const struct cairn_snapshot_copy *copy, char **folder_out,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ==== weights ==== */
+
+/* The parameters of a snapshot as weights: for a job that begins with them, without the optimizer's state and
+ * the step. */
+
+/* As cairn_weights_open; of a folder with a snapshot's manifest, the parameters and buffers by the names that
+ * they have in its job. Every byte that is read is judged by the checksum of its block, so reads have the
+ * statuses of cairn_snapshot_read, too. Nobody looks at the signature: weights of others have none. */
+cairn_status cairn_snapshot_weights_open(const char *roots, const char *path,
+                                         struct cairn_weights *out,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 #endif

@@ -1,13 +1,16 @@
-#include "proto/snapshot_io/sweep.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 #include <inttypes.h>
 #include <pthread.h>
+#include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot_io/block_reader.h"
-#include "proto/spec/planes.h"
-#include "proto/store/io_thread.h"
+#include "proto/base/xxh.h"
+#include "proto/snapshot/manifest.h"
+#include "proto/spec/spec.h"
+#include "proto/store/storage.h"
 
 #define GAP_BYTES  ((uint64_t)64 << 10) /* a smaller one is read along */
 #define ROOM_BYTES (CAIRN_SNAPSHOT_BLOCK_BYTES + 2 * CAIRN_STORAGE_ALIGN)
@@ -301,4 +304,315 @@ cairn_status cairn_snapshot_sweep(const struct cairn_sweep *sweep,
     pthread_mutex_destroy(&crew.mutex);
     if (crew.status != CAIRN_OK && why != NULL) *why = crew.why;
     return crew.status;
+}
+
+/* ==== verify ==== */
+
+/* Every byte of a snapshot against the checksums of its manifest. */
+
+#define NAMES_MAX 3 /* tensors that a sentence names */
+
+/* A verification at work. */
+struct verifying {
+    struct cairn_snapshot *snapshot;
+    const struct cairn_verify *asked;
+    struct cairn_block_reader *reader;
+    XXH3_state_t *whole; /* of files without checksums of blocks */
+    uint64_t done, total;
+    cairn_status status; /* the first damage, which `why` names */
+    struct cairn_sentence *why;
+};
+
+/* "; in it: fc1.weight (param), ..." */
+static void add_tensors(const struct cairn_snapshot *s, size_t file, uint64_t first, uint64_t end,
+                        struct cairn_sentence *what)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < s->index.piece_count; i++) {
+        const struct cairn_snapshot_piece *p = &s->index.pieces[i];
+        const size_t elem_bytes = cairn_dtype_bytes(
+            (int)cairn_spec_plane_dtype(&s->manifest.spec, p->tensor, p->plane));
+        if (p->file != file || p->file_byte >= end ||
+            p->file_byte + p->elem_count * elem_bytes <= first)
+            continue;
+        if (count++ < NAMES_MAX)
+            cairn_sentence_add(what, "%s%.*s (%s)", count == 1 ? "; in it: " : ", ", 100,
+                               s->manifest.spec.tensors[p->tensor].name,
+                               cairn_plane_name((int)p->plane));
+    }
+    if (count > NAMES_MAX) cairn_sentence_add(what, " and %zu more", count - NAMES_MAX);
+    if (count == 0) cairn_sentence_add(what, "; in it: the header");
+}
+
+/* Notes a damage. False: it ends with it. */
+static bool note_damage(struct verifying *v, size_t file, uint64_t first, uint64_t end,
+                        cairn_status status, struct cairn_sentence *what)
+{
+    if (status == CAIRN_ERR_CHECKSUM) add_tensors(v->snapshot, file, first, end, what);
+    if (v->status == CAIRN_OK) {
+        v->status = status;
+        if (v->why != NULL) *v->why = *what;
+    }
+    const bool is_damage = status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT;
+    if (!is_damage || v->asked->damage == NULL) return false;
+    v->asked->damage(v->asked->context, what->text);
+    return true;
+}
+
+static bool is_chosen(const struct verifying *v)
+{
+    const double all = 4294967296.0; // 2^32
+    return v->asked->fraction <= 0 || randombytes_random() < v->asked->fraction * all;
+}
+
+/* One checksum over all of it: the blocks in order. */
+static bool end_whole(struct verifying *v, size_t file)
+{
+    const struct cairn_manifest_file *listed = &v->snapshot->manifest.files[file];
+    XXH128_canonical_t canonical;
+    struct cairn_sentence what;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(v->whole));
+    if (memcmp(canonical.digest, listed->sums, sizeof canonical.digest) == 0) return true;
+    cairn_sentence_set(&what,
+                       "%s is damaged: its checksum is not the manifest's; use another snapshot",
+                       listed->path);
+    return note_damage(v, file, 0, listed->bytes, CAIRN_ERR_CHECKSUM, &what);
+}
+
+static bool tell(struct verifying *v, const char *path)
+{
+    if (v->asked->progress == NULL ||
+        v->asked->progress(v->asked->context, v->done, v->total, path))
+        return true;
+    v->status = cairn_fail(v->why, CAIRN_ERR_CANCELED, "it was given up");
+    return false;
+}
+
+/* False: it ends here. */
+static bool verify_block(struct verifying *v, size_t file, uint64_t block)
+{
+    const struct cairn_manifest_file *listed = &v->snapshot->manifest.files[file];
+    const uint64_t first = block * CAIRN_SNAPSHOT_BLOCK_BYTES, left = listed->bytes - first;
+    const size_t count = left < CAIRN_SNAPSHOT_BLOCK_BYTES ? (size_t)left
+                                                           : CAIRN_SNAPSHOT_BLOCK_BYTES;
+    const uint8_t *bytes;
+    size_t have = 0;
+    struct cairn_sentence what = { "" };
+    bool goes_on = true;
+    if (listed->is_whole || is_chosen(v)) {
+        const cairn_status status = cairn_block_reader_get(v->reader, file, block, &bytes, &have,
+                                                           &what);
+        if (status != CAIRN_OK) goes_on = note_damage(v, file, first, first + count, status, &what);
+        if (status == CAIRN_OK && listed->is_whole) XXH3_128bits_update(v->whole, bytes, have);
+    }
+    v->done += count;
+    return goes_on && tell(v, listed->path);
+}
+
+static void verify_all(struct verifying *v)
+{
+    const struct cairn_manifest *m = &v->snapshot->manifest;
+    for (size_t i = 0; i < m->file_count; i++) {
+        XXH3_128bits_reset(v->whole);
+        for (uint64_t b = 0; b < cairn_snapshot_block_count(m->files[i].bytes); b++)
+            if (!verify_block(v, i, b)) return;
+        if (m->files[i].is_whole && !end_whole(v, i)) return;
+    }
+}
+
+cairn_status cairn_snapshot_verify(struct cairn_snapshot *s, const struct cairn_verify *verify,
+                                   struct cairn_sentence *why)
+{
+    static const struct cairn_verify everything = { 0 };
+    struct verifying v = { .snapshot = s,
+                           .asked = verify != NULL ? verify : &everything,
+                           .why = why };
+    if (v.asked->quick) return CAIRN_OK;
+    for (size_t i = 0; i < s->manifest.file_count; i++) v.total += s->manifest.files[i].bytes;
+    v.whole = XXH3_createState();
+    if (v.whole == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to verify");
+    v.status = cairn_block_reader_open(s->folder, &s->manifest, v.asked->ahead, &v.reader, why);
+    if (v.status == CAIRN_OK) verify_all(&v);
+    cairn_block_reader_close(v.reader);
+    XXH3_freeState(v.whole);
+    return v.status;
+}
+
+/* ==== remove ==== */
+
+/* Removing a snapshot: the manifest first, durably, so that what a crash leaves is none; then its files. */
+
+/* A removal that is under way: all paths are beneath the root. */
+struct removal {
+    const struct cairn_storage *storage;
+    const char *root;
+    char place[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 2]; /* "<job>/<id>" */
+    struct cairn_snapshot_removed *out;
+    struct cairn_sentence *why;
+};
+
+/* ---- what is in it ---- */
+
+/* Looks the folder, or a part of it, through for files that do not belong to a snapshot. */
+struct looking {
+    const char *part;                      /* "": the folder itself */
+    char stray[CAIRN_SNAPSHOT_PATH_BYTES]; /* empty: none */
+};
+
+static bool is_own_file(const char *name)
+{
+    static const char *const own[] = { CAIRN_MANIFEST_NAME, CAIRN_MANIFEST_NAME ".tmp",
+                                       CAIRN_MANIFEST_SIGNATURE_NAME,
+                                       CAIRN_MANIFEST_SIGNATURE_NAME ".tmp" };
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (strcmp(name, own[i]) == 0) return true;
+    return false;
+}
+
+static bool is_part(const char *name)
+{
+    for (int i = 0; i < CAIRN_SNAPSHOT_FOLDERS; i++)
+        if (strcmp(name, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i)) == 0)
+            return true;
+    return false;
+}
+
+/* A file of a part, whole or begun. */
+static bool is_data(const char *part, const char *name)
+{
+    char path[2 * CAIRN_SNAPSHOT_PATH_BYTES];
+    const int length = snprintf(path, sizeof path, "%s/%s", part, name);
+    if (length < 4 || (size_t)length >= sizeof path) return false;
+    if (strcmp(path + length - 4, ".tmp") == 0) path[length - 4] = '\0';
+    return cairn_snapshot_path_ok(path);
+}
+
+static void look_at(void *context, const char *name, bool is_folder)
+{
+    struct looking *l = context;
+    const bool is_top = l->part[0] == '\0';
+    const bool is_own = is_top && is_part(name) ? is_folder
+                        : is_top                ? is_own_file(name) && !is_folder
+                                                : is_data(l->part, name) && !is_folder;
+    // A file that somebody has open on NFS: it goes when that is closed.
+    if (is_own || strncmp(name, ".nfs", 4) == 0 || l->stray[0] != '\0') return;
+    snprintf(l->stray, sizeof l->stray, "%s%s%.40s", l->part, is_top ? "" : "/", name);
+}
+
+/* Nothing is removed where all of it cannot be: half a snapshot is none, and nobody's either. */
+static cairn_status judge_content(const struct removal *r)
+{
+    struct looking l = { .part = "", .stray = "" };
+    cairn_status status = r->storage->list(r->root, r->place, look_at, &l, r->why);
+    for (int i = 0; i < CAIRN_SNAPSHOT_FOLDERS && status == CAIRN_OK && l.stray[0] == '\0'; i++) {
+        char path[sizeof r->place + 16];
+        l.part = cairn_snapshot_folder_name((enum cairn_snapshot_folder)i);
+        snprintf(path, sizeof path, "%s/%s", r->place, l.part);
+        status = r->storage->list(r->root, path, look_at, &l, r->why);
+        if (status == CAIRN_ERR_NOT_FOUND) status = CAIRN_OK; // it has no such part
+    }
+    if (status != CAIRN_OK || l.stray[0] == '\0') return status;
+    return cairn_fail(r->why, CAIRN_ERR_REFUSED,
+                      "%s is not removed: in it is %s, a link or a file that is not of a snapshot; "
+                      "move that away, then remove it again",
+                      r->place, l.stray);
+}
+
+/* ---- the removal ---- */
+
+/* One that is not there is fine. */
+static cairn_status remove_file(const struct removal *r, const char *part, const char *name)
+{
+    char *path;
+    uint64_t bytes = 0;
+    if (asprintf(&path, "%s/%s%s%s", r->place, part, part[0] != '\0' ? "/" : "", name) < 0)
+        return cairn_fail(r->why, CAIRN_ERR_NO_MEMORY, "no memory");
+    const cairn_status status = r->storage->remove(r->root, path, false, &bytes, r->why);
+    free(path);
+    if (status == CAIRN_OK) {
+        r->out->files++;
+        r->out->bytes += bytes;
+    }
+    return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
+}
+
+/* All files of a part, whole or begun, and the part. A folder in it is nobody's that we know: it stays, and
+ * with it the part. */
+static cairn_status remove_part(const struct removal *r, const char *part)
+{
+    char path[sizeof r->place + 16];
+    uint64_t bytes;
+    struct cairn_names names;
+    snprintf(path, sizeof path, "%s/%s", r->place, part);
+    cairn_status status = cairn_names_list(r->root, path, &names, r->why);
+    if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
+    for (size_t i = 0; i < names.count && status == CAIRN_OK; i++)
+        if (names.list[i][0] != '.') status = remove_file(r, part, names.list[i]);
+    cairn_names_release(&names);
+    return status == CAIRN_OK ? r->storage->remove(r->root, path, true, &bytes, r->why) : status;
+}
+
+static cairn_status remove_manifest(const struct removal *r)
+{
+    const cairn_status status = remove_file(r, "", CAIRN_MANIFEST_NAME);
+    return status == CAIRN_OK ? r->storage->settle(r->root, r->place, r->why) : status;
+}
+
+static cairn_status remove_all(const struct removal *r)
+{
+    uint64_t bytes;
+    cairn_status status = remove_manifest(
+        r); // also one that a crash left without it: it is durable then
+    static const char *const rest[] = { CAIRN_MANIFEST_NAME ".tmp", CAIRN_MANIFEST_SIGNATURE_NAME,
+                                        CAIRN_MANIFEST_SIGNATURE_NAME ".tmp" };
+    for (size_t i = 0; i < sizeof rest / sizeof *rest && status == CAIRN_OK; i++)
+        status = remove_file(r, "", rest[i]);
+    for (int i = 0; i < CAIRN_SNAPSHOT_FOLDERS && status == CAIRN_OK; i++)
+        status = remove_part(r, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i));
+    return status == CAIRN_OK ? r->storage->remove(r->root, r->place, true, &bytes, r->why)
+                              : status;
+}
+
+cairn_status cairn_snapshot_committed(const char *root, const char *job, const char *id,
+                                      struct cairn_sentence *why)
+{
+    char manifest[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + sizeof CAIRN_MANIFEST_NAME + 2];
+    uint64_t bytes;
+    snprintf(manifest, sizeof manifest, "%s/%s/" CAIRN_MANIFEST_NAME, job, id);
+    return cairn_storage_of(root)->stat(root, manifest, &bytes, why);
+}
+
+cairn_status cairn_snapshot_uncommit(const char *root, const char *job, const char *id,
+                                     struct cairn_snapshot_removed *removed_out,
+                                     struct cairn_sentence *why)
+{
+    struct removal removal = { cairn_storage_of(root), root, "", removed_out, why };
+    *removed_out = (struct cairn_snapshot_removed) { 0 };
+    snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
+    return cairn_snapshot_committed(root, job, id, why) == CAIRN_ERR_NOT_FOUND
+               ? CAIRN_OK
+               : remove_manifest(&removal);
+}
+
+cairn_status cairn_snapshot_removable(const char *root, const char *job, const char *id,
+                                      struct cairn_sentence *why)
+{
+    struct removal removal = { cairn_storage_of(root), root, "", NULL, why };
+    snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
+    return judge_content(&removal);
+}
+
+cairn_status cairn_snapshot_remove(const char *root, const char *job, const char *id,
+                                   struct cairn_snapshot_removed *removed_out,
+                                   struct cairn_sentence *why)
+{
+    struct removal removal = { cairn_storage_of(root), root, "", removed_out, why };
+    *removed_out = (struct cairn_snapshot_removed) { 0 };
+    snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
+    cairn_status status = judge_content(&removal);
+    if (status == CAIRN_ERR_NOT_FOUND)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s of job %s", id, job);
+    if (status == CAIRN_OK) status = remove_all(&removal);
+    if (status == CAIRN_OK) status = removal.storage->settle(root, job, why);
+    return status;
 }

@@ -1,12 +1,16 @@
-#include "proto/snapshot_io/writer.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/base/xxh.h"
-#include "proto/store/io_thread.h"
+#include "proto/snapshot/manifest.h"
+#include "proto/spec/spec.h"
+#include "proto/store/storage.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little endian, memory as is");
 
@@ -307,5 +311,566 @@ cairn_status cairn_snapshot_write_file(const char *folder, const struct cairn_sn
     if (status != CAIRN_OK) return status;
     status = cairn_snapshot_writer_put(writer, folder, file, &source, sums_out, why);
     cairn_snapshot_writer_close(writer);
+    return status;
+}
+
+/* ==== commit ==== */
+
+/* A snapshot begins with its folder, and is there when it has a manifest. */
+
+/* ---- folders ---- */
+
+static cairn_status make_parts(const char *root, const char *place, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; i < CAIRN_SNAPSHOT_BLOBS && status == CAIRN_OK;
+         i++) { // blobs where there are some
+        char path[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 16];
+        snprintf(path, sizeof path, "%s/%s", place,
+                 cairn_snapshot_folder_name((enum cairn_snapshot_folder)i));
+        status = cairn_storage_of(root)->make(root, path, false, why);
+    }
+    return status;
+}
+
+/* Makes a folder with an id that was not there, in the job's. */
+static cairn_status make_id(const char *root, const char *job, uint64_t generation, uint64_t step,
+                            char id[CAIRN_SNAPSHOT_ID_BYTES], struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_ERR_EXISTS;
+    char place[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 2];
+    for (uint32_t attempt = 1; attempt < 10000 && status == CAIRN_ERR_EXISTS; attempt++) {
+        cairn_snapshot_id_make(generation, step, attempt, id);
+        snprintf(place, sizeof place, "%s/%s", job, id);
+        status = cairn_storage_of(root)->make(root, place, true, why);
+    }
+    if (status != CAIRN_OK) return status;
+    struct cairn_snapshot_removed removed;
+    status = make_parts(root, place, why);
+    // Nobody knows of it yet: it would stay.
+    if (status != CAIRN_OK) (void)!cairn_snapshot_remove(root, job, id, &removed, NULL);
+    return status;
+}
+
+cairn_status cairn_snapshot_folder_make(const char *root, const char *job, uint64_t generation,
+                                        uint64_t step, char id_out[CAIRN_SNAPSHOT_ID_BYTES],
+                                        char **folder_out, struct cairn_sentence *why)
+{
+    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
+    if (!cairn_job_name_ok(job))
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the job's name cannot be a folder's");
+    cairn_status status = cairn_storage_of(root)->make(root, job, false, why);
+    if (status == CAIRN_OK) status = make_id(root, job, generation, step, id, why);
+    if (status != CAIRN_OK) return status;
+    if (asprintf(&folder, "%s/%s/%s", root, job, id) < 0) return CAIRN_ERR_NO_MEMORY;
+    memcpy(id_out, id, sizeof id);
+    *folder_out = folder;
+    return CAIRN_OK;
+}
+
+/* ---- the manifest ---- */
+
+static cairn_status check_files(const char *folder, const struct cairn_manifest *m,
+                                struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < m->file_count; i++) {
+        uint64_t bytes = 0;
+        struct cairn_sentence said = { "" };
+        const cairn_status status = cairn_storage_of(folder)->stat(folder, m->files[i].path, &bytes,
+                                                                   &said);
+        if (status != CAIRN_OK)
+            return cairn_fail(
+                why, CAIRN_ERR_CORRUPT,
+                "%s is not there (%.300s): the shards and the coordinator must see the "
+                "same snapshot folder",
+                m->files[i].path, said.text);
+        if (bytes != m->files[i].bytes)
+            return cairn_fail(why, CAIRN_ERR_CORRUPT,
+                              "%s has %" PRIu64 " bytes, its shard wrote %" PRIu64,
+                              m->files[i].path, bytes, m->files[i].bytes);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status commit_commit(const char *folder, const char *name, const char *text,
+                                  size_t text_bytes, struct cairn_sentence *why)
+{
+    return cairn_storage_of(folder)->commit(folder, name, text, text_bytes, false, why);
+}
+
+/* Before the manifest: a crash between them leaves no snapshot, and never one that is not signed. */
+static cairn_status commit_signature(const char *folder, const struct cairn_manifest *manifest,
+                                     const struct cairn_secret_key *signer, const char *text,
+                                     size_t text_bytes, struct cairn_sentence *why)
+{
+    uint8_t prehash[CAIRN_PREHASH_BYTES];
+    char comment[CAIRN_SIGNATURE_COMMENT_BYTES], signature[CAIRN_MINISIG_BYTES];
+    cairn_prehash(text, text_bytes, prehash);
+    cairn_manifest_signature_comment(manifest, comment);
+    cairn_minisig_sign(signer, prehash, comment, signature);
+    return commit_commit(folder, CAIRN_MANIFEST_SIGNATURE_NAME, signature, strlen(signature), why);
+}
+
+cairn_status cairn_manifest_commit(const char *folder, struct cairn_manifest *manifest,
+                                   struct cairn_sentence *why)
+{
+    return cairn_manifest_commit_signed(folder, manifest, NULL, why);
+}
+
+cairn_status cairn_manifest_commit_signed(const char *folder, struct cairn_manifest *manifest,
+                                          const struct cairn_secret_key *signer,
+                                          struct cairn_sentence *why)
+{
+    char *text = NULL;
+    size_t text_bytes = 0;
+    cairn_status status = cairn_manifest_encode(manifest, &text, &text_bytes, why);
+    if (status != CAIRN_OK) return status;
+    status = check_files(folder, manifest, why);
+    if (status == CAIRN_OK && signer != NULL)
+        status = commit_signature(folder, manifest, signer, text, text_bytes, why);
+    if (status == CAIRN_OK)
+        status = commit_commit(folder, CAIRN_MANIFEST_NAME, text, text_bytes, why);
+    free(text);
+    return status;
+}
+
+/* ==== word ==== */
+
+enum { LINE_BYTES = 96, PATH_BYTES = CAIRN_NAME_MAX + 2 * CAIRN_SNAPSHOT_ID_BYTES + 32 };
+
+bool cairn_snapshot_tag_ok(const char *name)
+{
+    uint64_t generation, step;
+    const size_t length = strnlen(name, CAIRN_SNAPSHOT_TAG_BYTES);
+    return length < CAIRN_SNAPSHOT_TAG_BYTES && cairn_job_name_ok(name) &&
+           strcmp(name, "latest") != 0 && !cairn_snapshot_id_parse(name, &generation, &step) &&
+           (length < 4 || strcmp(name + length - 4, ".tmp") != 0);
+}
+
+/* ---- one word ---- */
+
+/* The line, without its end. CAIRN_ERR_CORRUPT: it is not one line of text. */
+static cairn_status read_line(const char *root, const char *path, char line[LINE_BYTES],
+                              struct cairn_sentence *why)
+{
+    const struct cairn_storage *storage = cairn_storage_of(root);
+    struct cairn_storage_file *file = NULL;
+    size_t got = 0;
+    cairn_status status = storage->open(root, path, false, &file, why);
+    if (status != CAIRN_OK) return status;
+    if (file->bytes >= LINE_BYTES)
+        status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s is too long for a word", path);
+    else
+        status = storage->read(file, 0, line, (size_t)file->bytes, &got, why);
+    storage->close(file);
+    if (status != CAIRN_OK) return status;
+    line[got] = '\0';
+    if (got == 0 || line[got - 1] != '\n' || strlen(line) != got)
+        return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s is not a line of text", path);
+    line[got - 1] = '\0';
+    return CAIRN_OK;
+}
+
+/* In a folder of the job, which may not be there yet; folder "": the job's own. */
+static cairn_status write_line(const char *root, const char *job, const char *folder,
+                               const char *name, const char *line, struct cairn_sentence *why)
+{
+    char path[PATH_BYTES];
+    cairn_status status = CAIRN_OK;
+    snprintf(path, sizeof path, "%s/%s", job, folder);
+    if (folder[0] != '\0') status = cairn_storage_of(root)->make(root, path, false, why);
+    snprintf(path, sizeof path, "%s/%s%s%s", job, folder, folder[0] != '\0' ? "/" : "", name);
+    if (status != CAIRN_OK) return status;
+    return cairn_storage_of(root)->commit(root, path, line, strlen(line), true, why);
+}
+
+static cairn_status remove_line(const char *root, const char *job, const char *folder,
+                                const char *name, struct cairn_sentence *why)
+{
+    char path[PATH_BYTES];
+    uint64_t bytes;
+    snprintf(path, sizeof path, "%s/%s/%s", job, folder, name);
+    return cairn_storage_of(root)->remove(root, path, false, &bytes, why);
+}
+
+static bool is_id(const char *text)
+{
+    uint64_t generation, step;
+    return strlen(text) < CAIRN_SNAPSHOT_ID_BYTES &&
+           cairn_snapshot_id_parse(text, &generation, &step);
+}
+
+cairn_status cairn_snapshot_latest_set(const char *root, const char *job, const char *id,
+                                       struct cairn_sentence *why)
+{
+    char line[LINE_BYTES];
+    snprintf(line, sizeof line, "%s\n", id);
+    return write_line(root, job, "", "latest", line, why);
+}
+
+cairn_status cairn_snapshot_tag_set(const char *root, const char *job, const char *name,
+                                    const char *id, struct cairn_sentence *why)
+{
+    char line[LINE_BYTES];
+    snprintf(line, sizeof line, "%s\n", id);
+    return write_line(root, job, "tags", name, line, why);
+}
+
+cairn_status cairn_snapshot_check_set(const char *root, const char *job,
+                                      const struct cairn_snapshot_check *check,
+                                      struct cairn_sentence *why)
+{
+    char line[LINE_BYTES];
+    snprintf(line, sizeof line, "%s %" PRIu64 "\n", check->is_good ? "good" : "damaged",
+             check->unix_s);
+    return write_line(root, job, "checks", check->id, line, why);
+}
+
+cairn_status cairn_snapshot_begun_set(const char *root, const char *job, const char *id,
+                                      uint64_t number, struct cairn_sentence *why)
+{
+    char line[LINE_BYTES];
+    snprintf(line, sizeof line, "%016" PRIx64 "\n", number);
+    return write_line(root, job, "begun", id, line, why);
+}
+
+cairn_status cairn_snapshot_latest_remove(const char *root, const char *job,
+                                          struct cairn_sentence *why)
+{
+    char path[PATH_BYTES];
+    uint64_t bytes;
+    snprintf(path, sizeof path, "%s/latest", job);
+    const cairn_status status = cairn_storage_of(root)->remove(root, path, false, &bytes, why);
+    return status == CAIRN_OK ? cairn_storage_of(root)->settle(root, job, why) : status;
+}
+
+cairn_status cairn_snapshot_tag_remove(const char *root, const char *job, const char *name,
+                                       struct cairn_sentence *why)
+{
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s/tags", job);
+    const cairn_status status = remove_line(root, job, "tags", name, why);
+    return status == CAIRN_OK ? cairn_storage_of(root)->settle(root, path, why) : status;
+}
+
+void cairn_snapshot_check_forget(const char *root, const char *job, const char *id)
+{
+    struct cairn_sentence why;
+    (void)remove_line(root, job, "checks", id, &why);
+}
+
+void cairn_snapshot_begun_forget(const char *root, const char *job, const char *id)
+{
+    struct cairn_sentence why;
+    (void)remove_line(root, job, "begun", id, &why);
+}
+
+/* ---- all of a job ---- */
+
+static bool parse_check(const char *line, struct cairn_snapshot_check *out)
+{
+    char *end;
+    out->is_good = strncmp(line, "good ", 5) == 0;
+    if (!out->is_good && strncmp(line, "damaged ", 8) != 0) return false;
+    const char *digits = line + (out->is_good ? 5 : 8);
+    if (*digits < '0' || *digits > '9' || strlen(digits) > 18) return false;
+    out->unix_s = strtoull(digits, &end, 10);
+    return *end == '\0';
+}
+
+/* How the files of a folder are read; `at` has room for the results, *count_out says how many were
+ * taken. */
+struct kind {
+    const char *folder;
+    size_t bytes; /* of one */
+    /* Takes one file. CAIRN_ERR_NOT_FOUND: the file is left out. */
+    cairn_status (*take)(void *at, const char *name, const char *line, cairn_status read);
+};
+
+static cairn_status take_tag(void *at, const char *name, const char *line, cairn_status read)
+{
+    struct cairn_snapshot_tag *tag = at;
+    if (!cairn_snapshot_tag_ok(name)) return CAIRN_ERR_NOT_FOUND;
+    if (read != CAIRN_OK || !is_id(line)) return read == CAIRN_OK ? CAIRN_ERR_CORRUPT : read;
+    snprintf(tag->name, sizeof tag->name, "%s", name);
+    snprintf(tag->id, sizeof tag->id, "%s", line);
+    return CAIRN_OK;
+}
+
+static cairn_status take_check(void *at, const char *name, const char *line, cairn_status read)
+{
+    struct cairn_snapshot_check *check = at;
+    if (!is_id(name) || read != CAIRN_OK || !parse_check(line, check)) return CAIRN_ERR_NOT_FOUND;
+    snprintf(check->id, sizeof check->id, "%s", name);
+    return CAIRN_OK;
+}
+
+static cairn_status take_begun(void *at, const char *name, const char *line, cairn_status read)
+{
+    struct cairn_snapshot_begun *begun = at;
+    if (!is_id(name) || read != CAIRN_OK || strlen(line) != 16 ||
+        strspn(line, "0123456789abcdef") != 16)
+        return CAIRN_ERR_NOT_FOUND;
+    begun->job = strtoull(line, NULL, 16);
+    snprintf(begun->id, sizeof begun->id, "%s", name);
+    return CAIRN_OK;
+}
+
+/* A folder that is not there has none. */
+static cairn_status load_kind(const char *root, const char *job, const struct kind *kind,
+                              void **list_out, size_t *count_out, struct cairn_sentence *why)
+{
+    char path[PATH_BYTES], line[LINE_BYTES];
+    struct cairn_names names;
+    snprintf(path, sizeof path, "%s/%s", job, kind->folder);
+    cairn_status status = cairn_names_list(root, path, &names, why);
+    if (status == CAIRN_OK && names.count > CAIRN_SNAPSHOT_WORDS_MAX)
+        status = cairn_fail(why, CAIRN_ERR_INVALID, "%s has more than %d words", path,
+                            CAIRN_SNAPSHOT_WORDS_MAX);
+    char *list = status == CAIRN_OK ? calloc(names.count + 1, kind->bytes) : NULL;
+    if (status == CAIRN_OK && list == NULL)
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    *list_out = list;
+    for (size_t i = 0; status == CAIRN_OK && i < names.count; i++) {
+        struct cairn_sentence said = { "it is no id of a snapshot" };
+        if (strlen(names.list[i]) >= CAIRN_SNAPSHOT_TAG_BYTES) continue;
+        snprintf(path, sizeof path, "%s/%s/%s", job, kind->folder, names.list[i]);
+        const cairn_status read = read_line(root, path, line, &said);
+        const cairn_status taken = kind->take(list + *count_out * kind->bytes, names.list[i], line,
+                                              read);
+        *count_out += taken == CAIRN_OK;
+        if (taken != CAIRN_OK && taken != CAIRN_ERR_NOT_FOUND)
+            status = cairn_fail(why, taken, "%s cannot be read: %s", path, said.text);
+    }
+    cairn_names_release(&names);
+    return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
+}
+
+cairn_status cairn_snapshot_words_load(const char *root, const char *job,
+                                       struct cairn_snapshot_words *out, struct cairn_sentence *why)
+{
+    static const struct kind tags = { "tags", sizeof *out->tags, take_tag },
+                             checks = { "checks", sizeof *out->checks, take_check },
+                             begun = { "begun", sizeof *out->begun, take_begun };
+    char path[PATH_BYTES], line[LINE_BYTES];
+    struct cairn_sentence said;
+    void *list = NULL;
+    *out = (struct cairn_snapshot_words) { .latest = "" };
+    snprintf(path, sizeof path, "%s/latest", job);
+    if (read_line(root, path, line, &said) == CAIRN_OK && is_id(line))
+        memcpy(out->latest, line, strlen(line) + 1); // an id is shorter than that
+    cairn_status status = load_kind(root, job, &tags, &list, &out->tag_count, why);
+    out->tags = list;
+    list = NULL;
+    if (status == CAIRN_OK) status = load_kind(root, job, &checks, &list, &out->check_count, why);
+    out->checks = list;
+    list = NULL;
+    if (status == CAIRN_OK) status = load_kind(root, job, &begun, &list, &out->begun_count, why);
+    out->begun = list;
+    return status;
+}
+
+void cairn_snapshot_words_release(struct cairn_snapshot_words *words)
+{
+    free(words->tags);
+    free(words->checks);
+    free(words->begun);
+    *words = (struct cairn_snapshot_words) { .latest = "" };
+}
+
+const struct cairn_snapshot_check *
+cairn_snapshot_words_check(const struct cairn_snapshot_words *words, const char *id)
+{
+    for (size_t i = 0; i < words->check_count; i++)
+        if (strcmp(words->checks[i].id, id) == 0) return &words->checks[i];
+    return NULL;
+}
+
+/* ==== copy ==== */
+
+struct copying {
+    struct cairn_snapshot *from;
+    const struct cairn_snapshot_copy *copy;
+    const char *root, *folder; /* of the copy */
+    const char *id;
+    struct cairn_block_reader *reader;    /* owned */
+    struct cairn_snapshot_writer *writer; /* owned */
+    size_t file;                          /* that is copied */
+    uint64_t done_bytes;
+    bool made; /* the folder is ours: it was not there before */
+};
+
+/* A cairn_snapshot_fill_fn: a block of the file as it is, judged. */
+static cairn_status give_block(void *context, const struct cairn_safetensors_entry *entry,
+                               uint64_t first_byte, uint64_t byte_count, void *to,
+                               struct cairn_sentence *why)
+{
+    struct copying *c = context;
+    const uint8_t *bytes;
+    size_t count;
+    (void)entry;
+    if (c->copy->progress != NULL && !c->copy->progress(c->copy->context, c->done_bytes))
+        return cairn_fail(why, CAIRN_ERR_CANCELED, "the copy was given up");
+    const cairn_status status = cairn_block_reader_get(
+        c->reader, c->file, first_byte / CAIRN_SNAPSHOT_BLOCK_BYTES, &bytes, &count, why);
+    if (status != CAIRN_OK) return status;
+    assert(first_byte % CAIRN_SNAPSHOT_BLOCK_BYTES == 0 && count == byte_count);
+    memcpy(to, bytes, count);
+    c->done_bytes += count;
+    return CAIRN_OK;
+}
+
+/* As a file without a header, whose bytes are one tensor. */
+static cairn_status copy_file(struct copying *c, size_t file, struct cairn_sentence *why)
+{
+    const struct cairn_manifest_file *listed = &c->from->manifest.files[file];
+    struct cairn_safetensors_entry all = { .dtype = CAIRN_U8, .end = listed->bytes };
+    struct cairn_snapshot_file as_it_is = { .entries = &all,
+                                            .entry_count = 1,
+                                            .file_bytes = listed->bytes };
+    const struct cairn_snapshot_source source = { .fill = give_block, .context = c };
+    snprintf(as_it_is.path, sizeof as_it_is.path, "%s", listed->path);
+    c->file = file;
+    return cairn_snapshot_writer_put_other(c->writer, c->folder, &as_it_is, &source, NULL, why);
+}
+
+/* The manifest as it stands there, which is what was signed. *text_out is malloc'd, the caller's. */
+static cairn_status read_manifest(const char *folder, char **text_out, size_t *bytes_out,
+                                  struct cairn_sentence *why)
+{
+    const struct cairn_storage *storage = cairn_storage_of(folder);
+    struct cairn_storage_file *file;
+    cairn_status status = storage->open(folder, CAIRN_MANIFEST_NAME, false, &file, why);
+    if (status != CAIRN_OK) return status;
+    const size_t bytes = (size_t)file->bytes;
+    char *text = file->bytes <= CAIRN_MANIFEST_BYTES_MAX ? malloc(bytes + 1) : NULL;
+    size_t got = 0;
+    if (text == NULL)
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a manifest");
+    else
+        status = storage->read(file, 0, text, bytes, &got, why);
+    storage->close(file);
+    if (status == CAIRN_OK && got < bytes)
+        status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s/manifest.json was cut off", folder);
+    if (status != CAIRN_OK) {
+        free(text);
+        return status;
+    }
+    *text_out = text;
+    *bytes_out = bytes;
+    return CAIRN_OK;
+}
+
+/* It is the one that was opened: nobody has changed it since. */
+static cairn_status commit_copy(struct copying *c, struct cairn_sentence *why)
+{
+    const struct cairn_storage *storage = cairn_storage_of(c->folder);
+    const struct cairn_manifest *m = &c->from->manifest;
+    struct cairn_manifest again;
+    char *text = NULL;
+    size_t bytes = 0;
+    cairn_status status = read_manifest(c->from->folder, &text, &bytes, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_manifest_decode(text, bytes, &again, why);
+    if (status == CAIRN_OK) {
+        if (memcmp(again.content_root, m->content_root, sizeof again.content_root) != 0 ||
+            again.file_count != m->file_count)
+            status = cairn_fail(why, CAIRN_ERR_CORRUPT,
+                                "%s/manifest.json was changed while the snapshot was copied",
+                                c->from->folder);
+        cairn_manifest_release(&again);
+    }
+    if (status == CAIRN_OK && m->signature != NULL)
+        status = storage->commit(c->folder, CAIRN_MANIFEST_SIGNATURE_NAME, m->signature,
+                                 m->signature_bytes, false, why);
+    if (status == CAIRN_OK)
+        status = storage->commit(c->folder, CAIRN_MANIFEST_NAME, text, bytes, false, why);
+    free(text);
+    return status;
+}
+
+static bool has_blobs(const struct cairn_manifest *m)
+{
+    for (size_t i = 0; i < m->file_count; i++)
+        if (cairn_snapshot_folder_of(m->files[i].path) == CAIRN_SNAPSHOT_BLOBS) return true;
+    return false;
+}
+
+/* <root>/<job>/<id>, which was not there, and what is in it. */
+static cairn_status make_folders(struct copying *c, struct cairn_sentence *why)
+{
+    const struct cairn_storage *storage = cairn_storage_of(c->root);
+    const char *job = c->from->manifest.spec.name;
+    const int folders = has_blobs(&c->from->manifest) ? CAIRN_SNAPSHOT_FOLDERS
+                                                      : CAIRN_SNAPSHOT_BLOBS;
+    char place[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 2];
+    snprintf(place, sizeof place, "%s/%s", job, c->id);
+    cairn_status status = storage->make(c->root, job, false, why);
+    if (status == CAIRN_OK) status = storage->make(c->root, place, true, why);
+    if (status == CAIRN_ERR_EXISTS)
+        return cairn_fail(why, status,
+                          "%s is there already; if a copy that was killed has left it, and it has "
+                          "no manifest.json, remove it",
+                          c->folder);
+    c->made = status == CAIRN_OK;
+    for (int i = 0; i < folders && status == CAIRN_OK; i++)
+        status = storage->make(c->folder, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i),
+                               true, why);
+    return status;
+}
+
+/* Files of a manifest before version 4 have one checksum over all of each. */
+static cairn_status judge_whole(struct cairn_snapshot *snapshot, struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < snapshot->manifest.file_count; i++)
+        if (snapshot->manifest.files[i].is_whole) return cairn_snapshot_verify(snapshot, NULL, why);
+    return CAIRN_OK;
+}
+
+static cairn_status copy_all(struct copying *c, struct cairn_sentence *why)
+{
+    cairn_status status = make_folders(c, why);
+    if (status == CAIRN_OK)
+        status = cairn_block_reader_open(c->from->folder, &c->from->manifest, c->from->ahead,
+                                         &c->reader, why);
+    if (status == CAIRN_OK) status = cairn_snapshot_writer_open(0, &c->writer, why);
+    for (size_t i = 0; i < c->from->manifest.file_count && status == CAIRN_OK; i++)
+        status = copy_file(c, i, why);
+    if (status == CAIRN_OK && c->copy->progress != NULL)
+        (void)c->copy->progress(c->copy->context, c->done_bytes); // too late to give it up
+    if (status == CAIRN_OK) status = commit_copy(c, why);
+    if (status != CAIRN_OK && c->made) {
+        struct cairn_snapshot_removed removed;
+        const cairn_status gone = cairn_snapshot_remove(c->root, c->from->manifest.spec.name, c->id,
+                                                        &removed, NULL);
+        (void)gone; // what stays is no snapshot
+    }
+    return status;
+}
+
+cairn_status cairn_snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
+                                 const struct cairn_snapshot_copy *copy, char **folder_out,
+                                 struct cairn_sentence *why)
+{
+    const char *slash = strrchr(snapshot->folder, '/');
+    const char *id = slash != NULL ? slash + 1 : snapshot->folder;
+    uint64_t generation, step;
+    char *folder = NULL;
+    if (!cairn_snapshot_id_parse(id, &generation, &step) ||
+        !cairn_job_name_ok(snapshot->manifest.spec.name))
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "the folder %.200s has not the name of a snapshot", id);
+    cairn_status status = judge_whole(snapshot, why);
+    if (status != CAIRN_OK) return status;
+    if (asprintf(&folder, "%s/%s/%s", root, snapshot->manifest.spec.name, id) < 0)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to copy a snapshot");
+    struct copying c = { .from = snapshot, .copy = copy, .root = root, .folder = folder, .id = id };
+    status = copy_all(&c, why);
+    cairn_snapshot_writer_close(c.writer);
+    cairn_block_reader_close(c.reader);
+    if (status == CAIRN_OK)
+        *folder_out = folder;
+    else
+        free(folder);
     return status;
 }

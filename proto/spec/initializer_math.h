@@ -1,4 +1,4 @@
-/* The arithmetic of initial values (initializer.h says what it is), written once, for the host and for nvcc:
+/* The arithmetic of initial values (optimizer.h says what it is), written once, for the host and for nvcc:
  * a device makes the same bits. Plain C that C++ reads, too. Every operation is IEEE and rounds once: it is
  * compiled without contraction.
  *

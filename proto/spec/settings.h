@@ -10,8 +10,8 @@
 #ifndef CAIRN_SPEC_SETTINGS_H
 #define CAIRN_SPEC_SETTINGS_H
 
-#include "proto/base/sentence.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 

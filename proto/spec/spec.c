@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/text.h"
 #include "proto/spec/spec_fields.h"
 
 void cairn_spec_init(struct cairn_job_spec_data *spec)
@@ -254,7 +255,7 @@ cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
     return CAIRN_OK;
 }
 
-static int tensor_order(const void *a, const void *b)
+static int tensor_order_spec(const void *a, const void *b)
 {
     const struct cairn_tensor_spec *x = a, *y = b;
     return strcmp(x->name, y->name);
@@ -303,7 +304,7 @@ void cairn_spec_canonicalize(struct cairn_job_spec_data *spec)
     unsign_zeros(spec);
     fill_defaults(spec);
     if (spec->tensor_count > 1) {
-        qsort(spec->tensors, spec->tensor_count, sizeof *spec->tensors, tensor_order);
+        qsort(spec->tensors, spec->tensor_count, sizeof *spec->tensors, tensor_order_spec);
     }
     if (spec->group_count > 1) {
         qsort(spec->groups, spec->group_count, sizeof *spec->groups, group_order);
@@ -337,4 +338,395 @@ size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor)
 {
     const char *target = spec->tensors[tensor].alias_of;
     return target != NULL ? cairn_spec_find_tensor(spec, target) : tensor;
+}
+
+/* ==== spec fields ==== */
+
+#define COUNT_OF(array)     (sizeof(array) / sizeof(array)[0])
+#define PLACE(type, member) offsetof(struct type, member), sizeof((struct type *)NULL)->member
+
+static const struct cairn_spec_field job_rows[] = {
+#define X(name, member, kind, allowed, value, part, given, change) \
+    { #name,                                                       \
+      PLACE(cairn_job_spec_data, member),                          \
+      CAIRN_SPEC_##kind,                                           \
+      CAIRN_SPEC_##allowed,                                        \
+      (value),                                                     \
+      CAIRN_SPEC_##part,                                           \
+      CAIRN_SPEC_##change },
+    CAIRN_SPEC_FIELDS(X)
+#undef X
+};
+static const struct cairn_spec_field group_rows[] = {
+#define X(name, kind, allowed, value) \
+    { #name,                          \
+      PLACE(cairn_group_spec, name),  \
+      CAIRN_SPEC_##kind,              \
+      CAIRN_SPEC_##allowed,           \
+      (value),                        \
+      CAIRN_SPEC_FIRST,               \
+      CAIRN_SPEC_NEXT_ROUND },
+    CAIRN_GROUP_FIELDS(X)
+#undef X
+};
+static const struct cairn_spec_field schedule_rows[] = {
+#define X(name, kind)              \
+    { #name,                       \
+      PLACE(cairn_schedule, name), \
+      CAIRN_SPEC_##kind,           \
+      CAIRN_SPEC_BY_CODE,          \
+      0,                           \
+      CAIRN_SPEC_FIRST,            \
+      CAIRN_SPEC_NEXT_ROUND },
+    CAIRN_SCHEDULE_FIELDS(X)
+#undef X
+};
+const struct cairn_spec_table cairn_spec_fields = { job_rows, COUNT_OF(job_rows) };
+const struct cairn_spec_table cairn_group_fields = { group_rows, COUNT_OF(group_rows) };
+const struct cairn_spec_table cairn_schedule_fields = { schedule_rows, COUNT_OF(schedule_rows) };
+
+static bool is_double(const struct cairn_spec_field *field)
+{
+    return field->kind == CAIRN_SPEC_REAL || field->kind == CAIRN_SPEC_FRACTION;
+}
+
+uint64_t cairn_spec_field_bits(const struct cairn_spec_field *field, const void *from)
+{
+    const char *at = (const char *)from + field->offset_bytes;
+    uint64_t bits = 0;
+    uint32_t number = 0;
+    if (field->kind == CAIRN_SPEC_FLAG) return *(const bool *)at;
+    if (field->bytes == sizeof bits) memcpy(&bits, at, sizeof bits);
+    if (field->bytes == sizeof number) memcpy(&number, at, sizeof number);
+    return bits + number;
+}
+
+double cairn_spec_field_number(const struct cairn_spec_field *field, const void *from)
+{
+    const uint64_t bits = cairn_spec_field_bits(field, from);
+    double number;
+    memcpy(&number, &bits, sizeof number);
+    return is_double(field) ? number : (double)bits;
+}
+
+void cairn_spec_field_set_bits(const struct cairn_spec_field *field, void *to, uint64_t bits)
+{
+    char *at = (char *)to + field->offset_bytes;
+    const uint32_t number = (uint32_t)bits;
+    if (field->kind == CAIRN_SPEC_FLAG)
+        *(bool *)at = bits != 0;
+    else if (field->bytes == sizeof bits)
+        memcpy(at, &bits, sizeof bits);
+    else
+        memcpy(at, &number, sizeof number);
+}
+
+void cairn_spec_field_set_number(const struct cairn_spec_field *field, void *to, double number)
+{
+    uint64_t bits = is_double(field) ? 0 : (uint64_t)number;
+    if (is_double(field)) memcpy(&bits, &number, sizeof bits);
+    cairn_spec_field_set_bits(field, to, bits);
+}
+
+bool cairn_spec_field_is_default(const struct cairn_spec_field *field, const void *from)
+{
+    return cairn_spec_field_number(field, from) == field->value_default;
+}
+
+void cairn_spec_fields_unsign_zeros(const struct cairn_spec_table *table, void *object)
+{
+    for (size_t i = 0; i < table->count; i++) {
+        const struct cairn_spec_field *field = &table->fields[i];
+        if (!is_double(field)) continue;
+        cairn_spec_field_set_number(field, object, cairn_spec_field_number(field, object) + 0.0);
+    }
+}
+
+cairn_status cairn_spec_count_check(const char *subject, const char *name, uint64_t value,
+                                    uint64_t min, uint64_t max, struct cairn_sentence *why)
+{
+    if (value >= min && value <= max) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID, "%s%s is %llu; allowed: %llu to %llu", subject, name,
+                      (unsigned long long)value, (unsigned long long)min, (unsigned long long)max);
+}
+
+/* No NaN passes. */
+static cairn_status check_double(const struct cairn_spec_field *field, double value,
+                                 const char *subject, struct cairn_sentence *why)
+{
+    const bool is_open = field->kind == CAIRN_SPEC_FRACTION;
+    if (value >= field->min && (is_open ? value < field->max : value <= field->max))
+        return CAIRN_OK;
+    if (is_open)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%s%s is %.17g; allowed: %g to below %g", subject,
+                          field->name, value, field->min, field->max);
+    if (field->max == DBL_MAX)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%s%s is %g; allowed: %g or more, finite",
+                          subject, field->name, value, field->min);
+    return cairn_fail(why, CAIRN_ERR_INVALID, "%s%s is %g; allowed: %g to %g", subject, field->name,
+                      value, field->min, field->max);
+}
+
+cairn_status cairn_spec_field_check(const struct cairn_spec_field *field, const void *from,
+                                    const char *subject, struct cairn_sentence *why)
+{
+    const uint64_t bits = cairn_spec_field_bits(field, from);
+    if (field->max == 0) return CAIRN_OK; // judged by code
+    if (field->capability != CAIRN_CAPABILITY_FIELD_COUNT)
+        return cairn_capability_check(field->capability,
+                                      field->kind == CAIRN_SPEC_CHOICE ? (int)bits : (int64_t)bits,
+                                      subject, why);
+    if (is_double(field))
+        return check_double(field, cairn_spec_field_number(field, from), subject, why);
+    return cairn_spec_count_check(subject, field->name, bits, (uint64_t)field->min,
+                                  (uint64_t)field->max, why);
+}
+
+cairn_status cairn_spec_fields_check(const struct cairn_spec_table *table, const void *from,
+                                     const char *subject, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < table->count && status == CAIRN_OK; i++)
+        status = cairn_spec_field_check(&table->fields[i], from, subject, why);
+    return status;
+}
+
+const struct cairn_spec_field *cairn_spec_field_find(const struct cairn_spec_table *table,
+                                                     const char *name, size_t name_bytes)
+{
+    for (size_t i = 0; i < table->count; i++) {
+        const char *own = table->fields[i].name;
+        if (strlen(own) == name_bytes && memcmp(own, name, name_bytes) == 0)
+            return &table->fields[i];
+    }
+    return NULL;
+}
+
+/* ==== spec names ==== */
+
+/* Judging names of tensors against each other: twice the same, and aliases. */
+
+static int tensor_order_names(const void *a, const void *b)
+{
+    const struct cairn_tensor_spec *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+static cairn_status refuse_alias(const struct cairn_tensor_spec *t, const char *what,
+                                 struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_INVALID, "tensor \"%s\": alias_of names %s", t->name, what);
+}
+
+/* Extents of at least 1, none past the end; nothing overflows. */
+static bool box_inside(const struct cairn_box *box, const struct cairn_shape *shape)
+{
+    if (box->rank != shape->rank) return false;
+    for (uint32_t d = 0; d < shape->rank; d++) {
+        if (box->start[d] > shape->dim[d] || box->extent[d] == 0) return false;
+        if (box->extent[d] > shape->dim[d] - box->start[d]) return false;
+    }
+    return true;
+}
+
+static cairn_status check_alias(const struct cairn_tensor_spec *t,
+                                const struct cairn_tensor_spec *target, struct cairn_sentence *why)
+{
+    if (target == NULL) return refuse_alias(t, "no tensor of the job", why);
+    if (target->alias_of != NULL)
+        return refuse_alias(t, "an alias; name the tensor that that one stands for", why);
+    const struct cairn_refusal *refused = cairn_combination_refused(CAIRN_COMBINATION_OF_TARGET,
+                                                                    target);
+    if (refused != NULL) return refuse_alias(t, refused->why, why);
+    if (t->kind != CAIRN_FROZEN || t->shape.rank != 1 || t->shape.dim[0] != 0)
+        return refuse_alias(t, "a tensor, but it has a kind or a shape of its own", why);
+    if (t->wire != target->wire)
+        return refuse_alias(t, "a tensor of another wire dtype; they are one tensor", why);
+    if (t->init.kind != CAIRN_INIT_NONE)
+        return refuse_alias(t, "a tensor, so it has no init of its own; give that one the init",
+                            why);
+    if (t->alias_box != NULL && !box_inside(t->alias_box, &target->shape))
+        return refuse_alias(
+            t, "a tensor that alias_box does not lie inside of, or alias_box is empty", why);
+    return CAIRN_OK;
+}
+
+static cairn_status check_sorted(const struct cairn_tensor_spec *const *sorted, size_t count,
+                                 struct cairn_sentence *why)
+{
+    for (size_t i = 1; i < count; i++) {
+        if (strcmp(sorted[i - 1]->name, sorted[i]->name) != 0) continue;
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "two tensors have the name \"%s\"; names are unique in a job",
+                          sorted[i]->name);
+    }
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < count && status == CAIRN_OK; i++) {
+        const struct cairn_tensor_spec *t = sorted[i];
+        if (t->alias_of == NULL && t->alias_box != NULL) {
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "tensor \"%s\": it has an alias_box but no alias_of", t->name);
+        }
+        if (t->alias_of == NULL) continue;
+        const struct cairn_tensor_spec key = { .name = t->alias_of }, *key_at = &key;
+        const struct cairn_tensor_spec *const *target = bsearch(&key_at, sorted, count,
+                                                                sizeof *sorted, tensor_order_names);
+        status = check_alias(t, target != NULL ? *target : NULL, why);
+    }
+    return status;
+}
+
+cairn_status cairn_spec_check_names(const struct cairn_job_spec_data *spec,
+                                    struct cairn_sentence *why)
+{
+    const size_t count = spec->tensor_count;
+    const struct cairn_tensor_spec **sorted = calloc(count, sizeof *sorted);
+    if (sorted == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (size_t i = 0; i < count; i++) sorted[i] = &spec->tensors[i];
+    qsort(sorted, count, sizeof *sorted, tensor_order_names);
+    const cairn_status status = check_sorted(sorted, count, why);
+    free(sorted);
+    return status;
+}
+
+/* ==== spec origin ==== */
+
+/* Where a job's initial state comes from, as its spec says. */
+
+static cairn_status copy_text(const char *text, char **copy_out)
+{
+    *copy_out = NULL;
+    if (text == NULL || text[0] == '\0') return CAIRN_OK;
+    *copy_out = strdup(text);
+    return *copy_out != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+cairn_status cairn_spec_set_init_from(struct cairn_job_spec_data *spec, const char *path,
+                                      const char *prefix)
+{
+    char *path_copy, *prefix_copy = NULL;
+    cairn_status status = copy_text(path, &path_copy);
+    if (status == CAIRN_OK) status = copy_text(prefix, &prefix_copy);
+    if (status != CAIRN_OK) {
+        free(path_copy);
+        return status;
+    }
+    free(spec->init_from);
+    free(spec->init_prefix);
+    spec->init_from = path_copy;
+    spec->init_prefix = prefix_copy;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_spec_check_origin(const struct cairn_job_spec_data *spec,
+                                     struct cairn_sentence *why)
+{
+    const char *path = spec->init_from, *prefix = spec->init_prefix;
+    cairn_status status = CAIRN_OK;
+    if (path != NULL && path[0] != '/')
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "init_from is not an absolute path; it is looked up where the shards are");
+    if (path != NULL) status = cairn_text_check("init_from", path, CAIRN_SPEC_PATH_MAX, why);
+    if (status == CAIRN_OK && prefix != NULL && prefix[0] != '\0')
+        status = cairn_text_check("init_prefix", prefix, CAIRN_NAME_MAX, why);
+    if (status != CAIRN_OK) return status;
+    if (prefix != NULL && path == NULL) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "init_prefix \"%s\" without init_from has no effect", prefix);
+    }
+    if (spec->init_nonfinite_ok && path == NULL) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "init_nonfinite_ok without init_from has no effect");
+    }
+    if (spec->init_extra_ok && path == NULL)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "init_extra_ok without init_from has no effect");
+    return CAIRN_OK;
+}
+
+bool cairn_spec_has_origin(const struct cairn_job_spec_data *spec, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+    if (t->kind == CAIRN_BLOB) return false;
+    return spec->init_from != NULL || t->init.kind != CAIRN_INIT_NONE;
+}
+
+/* There is nothing to put. */
+static bool is_empty(const struct cairn_tensor_spec *t)
+{
+    return t->alias_of != NULL || cairn_geometry_of(&t->shape).elems == 0;
+}
+
+bool cairn_spec_initializes_itself(const struct cairn_job_spec_data *spec)
+{
+    bool any = false;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        const bool has = cairn_spec_has_origin(spec, i);
+        if (!has && !is_empty(&spec->tensors[i])) return false;
+        any = any || has;
+    }
+    return any;
+}
+
+/* ==== batch ==== */
+
+uint32_t cairn_batch_count(const struct cairn_batch *batch)
+{
+    if (batch->rank >= batch->total) return 0;
+    return (batch->total - batch->rank - 1) / batch->world + 1;
+}
+
+uint32_t cairn_batch_number(const struct cairn_batch *batch, uint32_t place)
+{
+    return batch->total == 0 ? place : batch->rank + place * batch->world;
+}
+
+bool cairn_batch_place(const struct cairn_batch *batch, uint32_t number, uint32_t *place_out)
+{
+    if (batch->total > 0) {
+        const bool is_own = number < batch->total && batch->rank < batch->world &&
+                            number % batch->world == batch->rank;
+        if (!is_own) return false;
+        number /= batch->world;
+    }
+    *place_out = number;
+    return true;
+}
+
+/* Steele, Lea, Flood, "Fast splittable pseudorandom number generators": one step of it. */
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
+
+uint64_t cairn_batch_seed(uint64_t seed, uint64_t index, uint64_t number)
+{
+    return mix(mix(mix(seed) ^ index) ^ number) >> 1;
+}
+
+/* ==== without ==== */
+
+static const struct {
+    const char *name, *because;
+} lacks_table[CAIRN_WITHOUT_COUNT] = {
+    { "RDMA", "no card in /sys/class/infiniband" },
+    { "GPU", "compute.backend is host, or there is none that will do" },
+    { "AVX-512", "not of this processor, or not wanted" },
+};
+
+const char *cairn_without_name(uint32_t index)
+{
+    return index < CAIRN_WITHOUT_COUNT ? lacks_table[index].name : "?";
+}
+
+void cairn_without_print(uint32_t without, struct cairn_sentence *out)
+{
+    cairn_sentence_set(out, "%s", "");
+    for (uint32_t i = 0; i < CAIRN_WITHOUT_COUNT; i++)
+        if ((without & 1u << i) != 0)
+            cairn_sentence_add(out, "%s%s (%s)", out->text[0] != '\0' ? ", " : "",
+                               lacks_table[i].name, lacks_table[i].because);
 }

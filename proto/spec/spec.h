@@ -14,10 +14,164 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/base/sentence.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/geometry/tensor.h"
-#include "proto/spec/schedule.h"
+
+/* ==== schedule ==== */
+
+/* Learning-rate schedules: what the coordinator works out before each decision. Pure, and only + - * /,
+ * so that every host gets the same bits (libm's cos differs between hosts).
+ *
+ *   k    the step of the round: the updates that were applied before it, from 0. The update of that
+ *        round makes version k + 1. It is torch's `last_epoch` and Hugging Face's `current_step`
+ *   b    lr of the group            m    lr_min, an absolute lr, at most b
+ *   W    warmup_steps               T    total_steps          D    decay_steps
+ *
+ *   body(k)
+ *     constant  b
+ *     linear    m + (b - m) * (T - k) / (T - W)                      for k < T, then m
+ *     cosine    m + (b - m) * (1 + cos(pi * (k - W) / (T - W))) / 2  for k < T, then m
+ *     wsd       b for k < T - D (stable), then m + (b - m) * (T - k) / D for k < T, then m
+ *     table     b * factor, linear between the points (step, factor); the first point's factor before
+ *               it, the last one's after it. Steps of points are k, counted from the job's beginning
+ *     driven    what the trainer gives with each commit (the caller's b); no warm-up
+ *   lr(k) = body(k) for k >= W, and in the warm-up before it body(W) * k / W: from 0 in the first round.
+ *
+ * Sources: Hugging Face transformers, optimization.py: get_constant_schedule_with_warmup,
+ * get_linear_schedule_with_warmup (m = 0), get_cosine_schedule_with_warmup (m = 0, num_cycles 0.5; that one
+ * rises again behind T, this one stays at m), get_wsd_schedule (decay_type linear, min_lr_ratio m / b,
+ * T = warm-up + stable + decay); torch.optim.lr_scheduler.CosineAnnealingLR (W = 0, T_max = T, eta_min = m),
+ * LambdaLR. Golden values of those: tests/golden/schedule_golden.h. */
+
+#define CAIRN_SCHEDULE_POINTS_MAX 1024
+#define CAIRN_SCHEDULE_STEPS_MAX  ((uint64_t)1 << 53) /* steps are exact as doubles */
+
+#ifndef CAIRN_SCHEDULE_DEFINED /* cairn.h, which stands alone, has the same numbers (tested) */
+#define CAIRN_SCHEDULE_DEFINED
+typedef enum cairn_schedule_kind {
+    CAIRN_SCHEDULE_CONSTANT = 0,
+    CAIRN_SCHEDULE_LINEAR = 1,
+    CAIRN_SCHEDULE_COSINE = 2,
+    CAIRN_SCHEDULE_WSD = 3,
+    CAIRN_SCHEDULE_TABLE = 4,
+    CAIRN_SCHEDULE_DRIVEN = 5
+} cairn_schedule_kind;
+struct cairn_schedule_point {
+    uint64_t step;
+    double factor; /* of the group's lr */
+};
+#endif
+
+/* All zero: the group's lr, always. Fields that a kind does not use are 0. */
+struct cairn_schedule {
+    cairn_schedule_kind kind;
+    uint64_t warmup_steps; /* every kind but driven */
+    uint64_t total_steps; /* linear, cosine, wsd: more than warmup_steps, that of wsd's decay too */
+    uint64_t decay_steps; /* wsd: at least 1 */
+    double lr_min;        /* linear, cosine, wsd */
+    const struct cairn_schedule_point *points; /* table: [point_count], steps ascending; borrowed */
+    size_t point_count;
+};
+
+/* "constant", "linear", ...; "?" for a number that is not a kind. */
+const char *cairn_schedule_name(int kind);
+/* The kind of that name; -1 if there is none. */
+int cairn_schedule_number(const char *name);
+
+/* CAIRN_ERR_INVALID: a value out of its range, or one that the kind does not use. `why` (may be NULL)
+ * begins with `group`, and names field, value and what is allowed. */
+cairn_status cairn_schedule_check(const struct cairn_schedule *schedule, double lr,
+                                  const char *group, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* The learning rate of the round of step `step` (k above) for a group of `lr`. The schedule passes the
+ * check. Each operation rounds once, in the order written above. */
+double cairn_schedule_lr(const struct cairn_schedule *schedule, double lr, uint64_t step);
+
+/* cos(pi * x) for 0 <= x <= 1: Taylor's polynomials of cos and sin on [-pi/4, pi/4] after the symmetries
+ * (exact: x is reduced before pi comes in). Absolute error below 4e-16. */
+double cairn_cos_pi(double x);
+
+/* ==== batch ==== */
+
+/* A step of `total` micro-batches, whoever is there (global_batch), and how its workers deal them: the one
+ * of rank r among W has r, r + W, r + 2 W, ... below the total. The j-th of its own is its micro-batch j on
+ * the wire, and a shard folds in the order of (micro-batch, rank): which is that of the numbers, for any W.
+ * So the bits of a step do not depend on how many computed it. A rank from the total on has none: it is
+ * surplus.
+ *
+ * Pure; no floating point. */
+
+struct cairn_batch {
+    uint32_t total; /* 0: the job has none, each worker has micro-batches of its own */
+    uint32_t rank;  /* dense, among the contributors; of a surplus worker at least their number */
+    uint32_t world; /* contributors, at least 1 */
+};
+
+/* How many of them are the rank's. */
+uint32_t cairn_batch_count(const struct cairn_batch *batch);
+/* The number, in the step, of the rank's micro-batch `place`; without a total the place itself. */
+uint32_t cairn_batch_number(const struct cairn_batch *batch, uint32_t place);
+/* The way back; false: the number is another rank's, or none. */
+bool cairn_batch_place(const struct cairn_batch *batch, uint32_t number, uint32_t *place_out);
+
+/* The seed of micro-batch `number` of the batch `index` (steps and skips before it), below 2^63:
+ * with splitmix64's mix(x), mix(mix(mix(seed) ^ index) ^ number) >> 1. The seed is the same whoever
+ * computes it, and when it is computed again. */
+uint64_t cairn_batch_seed(uint64_t seed, uint64_t index, uint64_t number);
+
+/* ==== without ==== */
+
+/* The features that a shard's build or host lacks: no error, and no warning, but an operator who
+ * wonders about a speed wants to know them. They are said once when the shard starts, and by `cairn
+ * cluster status`. Pure. */
+
+enum cairn_without { /* bits of Hello.without */
+                     CAIRN_WITHOUT_RDMA = 1u << 0,
+                     CAIRN_WITHOUT_GPU = 1u << 1,
+                     CAIRN_WITHOUT_AVX512 = 1u << 2,
+};
+#define CAIRN_WITHOUT_COUNT 3
+
+/* "RDMA", of the bit 1 << index. */
+const char *cairn_without_name(uint32_t index);
+/* "RDMA (no card in /sys/class/infiniband), GPU (...)"; empty if there is everything. */
+void cairn_without_print(uint32_t without, struct cairn_sentence *out);
+
+/* ==== rank groups ==== */
+
+/* The reduce groups of a round: which ranks' contributions were added up together before they came to the
+ * sum. The result depends on them, so they are recorded. Each rank of a round is in one group; ranks ascend
+ * in a group, and groups ascend by their least rank: this is the order of the sum. Without groups, each rank
+ * counts as a group of its own.
+ *
+ * Pure. A struct owns its lists. */
+
+struct cairn_rank_groups {
+    /* owned: freed by cairn_rank_groups_release */
+    uint32_t *ranks; /* [rank_count] group behind group */
+    uint32_t *ends;  /* [group_count] of each group in ranks, one behind its last */
+    uint32_t rank_count, group_count;
+};
+
+/* Room for so many; they are filled in by the caller. CAIRN_ERR_NO_MEMORY: nothing is owned. */
+cairn_status cairn_rank_groups_init(struct cairn_rank_groups *groups, uint32_t rank_count,
+                                    uint32_t group_count) CAIRN_MUST_CHECK;
+/* Frees the lists: no group any more. */
+void cairn_rank_groups_release(struct cairn_rank_groups *groups);
+/* `copy_out` is set only on success. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_rank_groups_copy(const struct cairn_rank_groups *groups,
+                                    struct cairn_rank_groups *copy_out) CAIRN_MUST_CHECK;
+bool cairn_rank_groups_equal(const struct cairn_rank_groups *a, const struct cairn_rank_groups *b);
+/* The ranks of a group. */
+const uint32_t *cairn_rank_groups_at(const struct cairn_rank_groups *groups, uint32_t group,
+                                     uint32_t *count_out);
+/* They are as the head of this page says. */
+bool cairn_rank_groups_ok(const struct cairn_rank_groups *groups);
+/* Adds "0-3,5". */
+void cairn_ranks_add_text(const uint32_t *ranks, size_t rank_count, struct cairn_sentence *out);
+
+/* ==== spec ==== */
 
 #define CAIRN_SPEC_TENSORS_MAX      1000000
 #define CAIRN_SPEC_GROUPS_MAX       1024
@@ -80,7 +234,7 @@ typedef enum cairn_tiers {
 
 /* Who adds contributions up before they come to the shard that owns them. HOST: where workers of one host
  * have a shard there, it adds up theirs first, in the order of their ranks, and the sums of the groups are
- * added in the order of their least ranks (server/coordinator/round/groups.h): the result depends on it. */
+ * added in the order of their least ranks (server/coordinator/round.h): the result depends on it. */
 #ifndef CAIRN_GROUPS_DEFINED
 #define CAIRN_GROUPS_DEFINED
 typedef enum cairn_reduce_groups {
@@ -128,7 +282,7 @@ typedef enum cairn_missing {
 } cairn_missing;
 #endif
 
-/* How the shards make a tensor's initial parameters (proto/spec/initializer.h says how). */
+/* How the shards make a tensor's initial parameters (proto/spec/optimizer.h says how). */
 #ifndef CAIRN_INIT_DEFINED
 #define CAIRN_INIT_DEFINED
 typedef enum cairn_init_kind {
@@ -227,7 +381,7 @@ struct cairn_job_spec_data {
 
     struct cairn_spec_made *made; /* [made_count], the oldest first. Not part of hash and diff */
 
-    /* owned: weights that the shards begin with (proto/safetensors/safetensors_folder.h) */
+    /* owned: weights that the shards begin with (proto/safetensors/safetensors.h) */
     char *init_from;   /* an absolute path on their side; NULL: none */
     char *init_prefix; /* a key PREFIX + NAME is taken for NAME, too; NULL: none */
 
@@ -265,7 +419,7 @@ struct cairn_job_spec_data {
     uint64_t first_step; /* of the version that it begins with */
     /* A worker writes buffers after each applied step that is a multiple of it; 0: nobody does. Likewise */
     uint64_t buffers_every;
-    /* Micro-batches of a step, whoever is there (proto/spec/batch.h); 0: each worker has micro_batches of
+    /* Micro-batches of a step, whoever is there (proto/spec/spec.h); 0: each worker has micro_batches of
      * its own. Likewise */
     uint32_t global_batch;
     uint64_t seed; /* of which the seeds of micro-batches are made. Likewise */
@@ -328,7 +482,7 @@ bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *
 /* Judges everything this page promises of a spec, in any order of tensors: names (UTF-8, no control
  * characters, unique), groups (known, used by a trained tensor), optimizers (one of `optimizers`, a
  * NULL-terminated list), schedules, aliases, ranges, shapes, counts, and what this version supports
- * (proto/spec/capability.h). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) names field,
+ * (proto/spec/spec.h). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) names field,
  * value and what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
@@ -403,5 +557,150 @@ typedef void (*cairn_difference_fn)(void *context, const struct cairn_spec_diffe
 size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
                        const struct cairn_job_spec_data *there, size_t most,
                        cairn_difference_fn sink, void *context);
+
+/* ==== capability ==== */
+
+/* The capabilities of this version: every choice that a job's spec offers, a row each, and choices
+ * that do not go together. The judge of specs reads it, `cairn capabilities` prints it, and a test
+ * (e2e.capabilities) makes each row's choice: one that is supported has an effect that can be seen,
+ * one that is not is refused when a worker attaches, and nothing is ignored without a word.
+ *
+ * Pure; static memory. */
+
+enum cairn_capability_field {
+    CAIRN_CAPABILITY_KIND, /* of a tensor; cairn_kind */
+    CAIRN_CAPABILITY_WIRE, /* cairn_dtype of what is fetched; u8: of blobs only, and theirs */
+    CAIRN_CAPABILITY_REDUCE,
+    CAIRN_CAPABILITY_MASTER,
+    CAIRN_CAPABILITY_PLACE,       /* 0 rows, 1 whole */
+    CAIRN_CAPABILITY_INIT,        /* cairn_init_kind */
+    CAIRN_CAPABILITY_ALIAS,       /* 0 none, 1 whole, 2 box: fetched; 3 box: pushed */
+    CAIRN_CAPABILITY_SCHEDULE,    /* of a group; cairn_schedule_kind */
+    CAIRN_CAPABILITY_STAGE,       /* of the job */
+    CAIRN_CAPABILITY_LOSS_SCALE,  /* cairn_loss_scale */
+    CAIRN_CAPABILITY_NONFINITE,   /* cairn_nonfinite */
+    CAIRN_CAPABILITY_GROUPS,      /* cairn_reduce_groups */
+    CAIRN_CAPABILITY_SHARD_LOSS,  /* cairn_shard_loss */
+    CAIRN_CAPABILITY_WORKER_LOSS, /* cairn_worker_loss */
+    CAIRN_CAPABILITY_STAGING,     /* cairn_snapshot_staging */
+    CAIRN_CAPABILITY_TIERS,       /* cairn_tiers: what may lie on a device without what else */
+    CAIRN_CAPABILITY_MISSING,     /* cairn_missing */
+    CAIRN_CAPABILITY_COMBINATION, /* cairn_combination */
+    CAIRN_CAPABILITY_FIELD_COUNT
+};
+
+/* Choices that are supported, but not together: rows of COMBINATIONS in spec_check.c, which say all
+ * of a pair
+ * that is refused. */
+enum cairn_combination {
+    CAIRN_COMBINATION_GROUPS_TILES, /* reduce_groups host, and workers that declare tiles */
+    CAIRN_COMBINATION_PARTS_TILES,  /* a tile of what is an alias of a box */
+    CAIRN_COMBINATION_BLOB_TILE,
+    CAIRN_COMBINATION_BLOB_INIT,
+    CAIRN_COMBINATION_BLOB_ALIAS,
+    CAIRN_COMBINATION_NUMBERS_U8, /* u8 of what is no blob */
+};
+
+struct cairn_capability {
+    enum cairn_capability_field field;
+    int value;
+    const char *value_name;
+    bool supported;
+    const char *instead; /* not supported, and taken: what is done; NULL: it is refused */
+};
+
+/* The tensor whose properties a combination is looked for in. */
+enum cairn_combination_of {
+    CAIRN_COMBINATION_OF_TENSOR, /* one of the spec, no alias */
+    CAIRN_COMBINATION_OF_TARGET, /* the one that an alias names */
+    CAIRN_COMBINATION_OF_TILED, /* the one that a tile is declared of, under the name that is given */
+    CAIRN_COMBINATION_OF_CUT,   /* likewise, its target, and the tile is not all of it */
+    CAIRN_COMBINATION_OF_NONE, /* it is taken: `instead` */
+};
+struct cairn_tensor_spec;
+struct cairn_refusal {
+    enum cairn_combination_of of;
+    bool (*has)(const struct cairn_tensor_spec *tensor);
+    cairn_status status;
+    const char *why; /* the end of a sentence that begins with the tensor's name */
+};
+
+/* The row that refuses the tensor; NULL: none. Static memory. */
+const struct cairn_refusal *cairn_combination_refused(enum cairn_combination_of of,
+                                                      const struct cairn_tensor_spec *tensor);
+
+/* All rows, by field. */
+const struct cairn_capability *cairn_capability_table(size_t *count_out);
+/* As in cairn.h: "on_nonfinite". */
+const char *cairn_capability_field_name(enum cairn_capability_field field);
+/* The name of a value: "bf16"; "?" if it is none of the field's. */
+const char *cairn_capability_name(enum cairn_capability_field field, int value);
+/* The value of a name; -1 if there is none. */
+int cairn_capability_value(enum cairn_capability_field field, const char *name);
+/* CAIRN_ERR_INVALID: no value of the field; CAIRN_ERR_UNSUPPORTED: one, but not in this version. `why` (may
+ * be NULL) begins with `subject` ("tensor \"x\": "), and names the field, the value and all that are
+ * supported. */
+cairn_status cairn_capability_check(enum cairn_capability_field field, int64_t value,
+                                    const char *subject,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ==== results ==== */
+
+/* Counts elements that are not finite, by tensor. After an update of finite gradients they may be
+ * in a parameter, a moment (the square of a large gradient is infinite, and its parameter never
+ * moves again), or the published copy (bf16 ends before fp32). In a round that is skipped they are
+ * in the summed gradients. Shards count elements, the coordinator joins their counts. Pure; any
+ * thread. */
+
+#define CAIRN_RESULTS_TENSORS 8   /* that are known by name */
+#define CAIRN_RESULTS_BYTES   512 /* of their list; a name has 255 at most */
+
+struct cairn_results {
+    uint64_t nonfinite; /* elements, of all tensors */
+    uint32_t tensor_count;
+    struct {
+        uint32_t tensor; /* index in the job's list */
+        uint64_t elems;
+    } tensors[CAIRN_RESULTS_TENSORS]; /* [tensor_count], ascending: the first that have some */
+};
+
+/* So many elements of that tensor are not finite. */
+void cairn_results_add(struct cairn_results *results, uint32_t tensor, uint64_t elems);
+/* And all of `more`, which may have been of more tensors than it has kept. */
+void cairn_results_join(struct cairn_results *results, const struct cairn_results *more);
+/* "a.weight (3), b (9) and others": elements by tensor, no name is cut; "" if all is finite. */
+void cairn_results_list(const struct cairn_results *results, const struct cairn_job_spec_data *spec,
+                        char out[static CAIRN_RESULTS_BYTES]);
+/* Describes gradients that are not finite, as far as they are known: "the gradient of a.weight (3),
+ * b (9) and others is not finite (14 elements)", "a gradient is not finite". */
+void cairn_results_gradient(const struct cairn_results *results,
+                            const struct cairn_job_spec_data *spec, struct cairn_sentence *out);
+
+/* ==== planes ==== */
+
+/* The planes that a job has of each of its tensors, and their dtypes: what a shard holds, a
+ * snapshot stores and a digest is made of. All planes and their names: proto/geometry/tensor.h.
+ * Pure. */
+
+/* Bits 1u << CAIRN_PLANE_... of the planes that a tensor has: the master, and those that the
+ * optimizer of its group keeps; 0 if it has no elements. The spec is judged. */
+uint32_t cairn_spec_planes(const struct cairn_job_spec_data *spec, size_t tensor);
+/* The dtype of such a plane's elements: the master's for a param, f32 for planes that an optimizer
+ * keeps. */
+cairn_dtype cairn_spec_plane_dtype(const struct cairn_job_spec_data *spec, size_t tensor,
+                                   uint32_t plane);
+
+/* ==== spec names ==== */
+
+/* Inside the judge of specs: what the names of tensors say of each other. Private to spec_check.c. */
+
+/* No name twice; an alias is of a tensor that is there and no alias, its box inside it. All else of each
+ * tensor was judged. As cairn_spec_check. */
+cairn_status cairn_spec_check_names(const struct cairn_job_spec_data *spec,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* init_from and init_prefix; spec.c. */
+cairn_status cairn_spec_check_origin(const struct cairn_job_spec_data *spec,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 #endif

@@ -11,8 +11,7 @@
 #include <float.h>
 #include <stddef.h>
 
-#include "proto/base/sentence.h"
-#include "proto/spec/capability.h"
+#include "proto/base/text.h"
 #include "proto/spec/spec.h"
 
 enum cairn_spec_kind {
@@ -37,13 +36,13 @@ enum cairn_spec_part {
 #define CAIRN_SPEC_RANGE(min, max) (min), (max), CAIRN_CAPABILITY_FIELD_COUNT
 #define CAIRN_SPEC_BELOW_1         CAIRN_SPEC_RANGE(0, 1)
 #define CAIRN_SPEC_LISTED(field) \
-    0, UINT32_MAX, CAIRN_CAPABILITY_##field                 /* what capability.h lists */
-#define CAIRN_SPEC_BY_CODE           CAIRN_SPEC_RANGE(0, 0) /* spec_check.c, spec_origin.c judge */
+    0, UINT32_MAX, CAIRN_CAPABILITY_##field                 /* what spec.h lists */
+#define CAIRN_SPEC_BY_CODE           CAIRN_SPEC_RANGE(0, 0) /* spec_check.c, spec.c judge */
 #define CAIRN_SPEC_BY_CODE_OF(field) 0, 0, CAIRN_CAPABILITY_##field /* spec_check.c judges */
 
 /* name: in control.proto, a manifest, cairn.h, sentences | member: of struct cairn_job_spec_data | kind |
  * what is allowed | default | part | how it comes from cairn.h: GIVEN under the same name, 0 being the
- * default, or OTHERWISE (client/base/spec.c) | how it changes in a job that is there */
+ * default, or OTHERWISE (client/spec.c) | how it changes in a job that is there */
 #define CAIRN_SPEC_FIELDS(X)                                                                       \
     X(clip_norm, clip_norm, REAL, RANGE(0, DBL_MAX), 0, FIRST, GIVEN, NEXT_ROUND)                  \
     X(loss_scale, loss_scale, REAL, RANGE(1 / CAIRN_SPEC_SCALE_MAX, CAIRN_SPEC_SCALE_MAX), 1,      \
@@ -123,7 +122,7 @@ enum cairn_spec_part {
     X(momentum, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 0)     \
     X(nesterov, FLAG, BY_CODE, false)
 
-/* The fields of a group's schedule, judged by schedule.c: name, everywhere the same | kind. */
+/* The fields of a group's schedule, judged by optimizer.c: name, everywhere the same | kind. */
 #define CAIRN_SCHEDULE_FIELDS(X) \
     X(warmup_steps, COUNT)       \
     X(total_steps, COUNT)        \

@@ -1,16 +1,18 @@
-/* The storage of folders: folders and names. Its files: folder_put.c, folder_read.c. */
-#include "proto/store/folder.h"
+/* The storage of folders: folders and names. Its files: folder.c, folder.c. */
+#include "proto/store/storage.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/base/file_mode.h"
+#include "proto/base/machine.h"
+#include "proto/base/text.h"
 
 #define PART_BYTES 256 /* of a path, with its NUL */
 
@@ -212,3 +214,256 @@ const struct cairn_storage cairn_storage_folder = { .scheme = "",
                                                     .open = cairn_folder_open,
                                                     .read = cairn_folder_read,
                                                     .close = cairn_folder_close };
+
+/* ==== folder put ==== */
+
+/* The storage of folders, writing: temp name, write, fsync, close, rename, fsync of the folder. Each step
+ * that can fail says its name once; nothing is synced a second time after a failed fsync (the kernel may
+ * have dropped the pages), the file is removed instead.
+ *
+ * Parts are written around the page cache (O_DIRECT): no core copies them, and no trainer waits while the
+ * kernel writes them back. A file system that refuses it (tmpfs, some of FUSE) has them through the cache. */
+
+#define NAME_BYTES 256
+
+/* A file being written under a temporary name. */
+struct draft {
+    struct cairn_storage_put put; /* first */
+    int folder_fd, fd;            /* owned */
+    uint64_t bytes;
+    atomic_bool is_direct;
+    char name[NAME_BYTES], temp[NAME_BYTES + 8]; /* in the folder */
+};
+
+static cairn_status open_draft(struct draft *d, bool replace, struct cairn_sentence *why)
+{
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    if (replace) // what a process that was killed has left
+        (void)unlinkat(d->folder_fd, d->temp, 0);
+    else if (faccessat(d->folder_fd, d->name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        return cairn_fail(why, CAIRN_ERR_EXISTS, "%s is there already: another writer?", d->name);
+    d->fd = openat(d->folder_fd, d->temp, flags, CAIRN_SNAPSHOT_FILE_MODE);
+    if (d->fd < 0) return cairn_folder_failed(why, "open", d->temp);
+    return cairn_file_mode_set(d->fd, CAIRN_SNAPSHOT_FILE_MODE) == 0
+               ? CAIRN_OK
+               : cairn_folder_failed(why, "chmod", d->temp);
+}
+
+static cairn_status begin_draft(struct draft *d, const char *at, const char *path, bool replace,
+                                struct cairn_sentence *why)
+{
+    const char *name;
+    *d = (struct draft) { .put.storage = &cairn_storage_folder, .fd = -1 };
+    d->folder_fd = cairn_folder_open_parent(at, path, &name);
+    if (d->folder_fd < 0) return cairn_folder_failed(why, "open", at);
+    if (strlen(name) >= sizeof d->name)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%s: too long a name", name);
+    memcpy(d->name, name, strlen(name) + 1);
+    snprintf(d->temp, sizeof d->temp, "%s.tmp", d->name);
+    return open_draft(d, replace, why);
+}
+
+/* `status` is that of the writing; the draft becomes the file, or is gone. Closes the folder. */
+static cairn_status end_draft(struct draft *d, bool replace, cairn_status status,
+                              struct cairn_sentence *why)
+{
+    const bool is_open = d->fd >= 0;
+    if (status == CAIRN_OK && fsync(d->fd) != 0)
+        status = cairn_folder_failed(why, "fsync", d->temp);
+    if (is_open && close(d->fd) != 0 && status == CAIRN_OK)
+        status = cairn_folder_failed(why, "close", d->temp);
+    if (status == CAIRN_OK && renameat(d->folder_fd, d->temp, d->folder_fd, d->name) != 0)
+        status = cairn_folder_failed(why, "rename", d->temp);
+    if (status != CAIRN_OK) {
+        if (is_open) unlinkat(d->folder_fd, d->temp, 0);
+    } else if (fsync(d->folder_fd) != 0) {
+        status = cairn_folder_failed(why, "fsync", d->name);
+        // A file that is not known to be durable must not be there: the snapshot fails, and the
+        // next try has a new folder. A file that replaced another stays: it is whole, and the other
+        // one is gone.
+        if (!replace) unlinkat(d->folder_fd, d->name, 0);
+    }
+    if (d->folder_fd >= 0) close(d->folder_fd);
+    return status;
+}
+
+/* ---- parts ---- */
+
+/* Room for all of it at once: a full disk is met before anything is written, and writers of several blocks do
+ * not wait for each other's growth of the file. */
+static cairn_status make_room(struct draft *d, struct cairn_sentence *why)
+{
+    if (d->bytes == 0 || fallocate(d->fd, 0, 0, (off_t)d->bytes) == 0) return CAIRN_OK;
+    const bool unknown = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL ||
+                         errno == ENODEV || errno == EINTR;
+    return unknown ? CAIRN_OK : cairn_folder_failed(why, "write", d->temp);
+}
+
+static bool set_direct(int fd, bool direct)
+{
+    const int flags = fcntl(fd, F_GETFL);
+    return flags >= 0 && fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+}
+
+cairn_status cairn_folder_put_begin(const char *at, const char *path, uint64_t bytes,
+                                    struct cairn_storage_put **put_out, struct cairn_sentence *why)
+{
+    struct draft *d = malloc(sizeof *d);
+    if (d == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write %s", path);
+    cairn_status status = begin_draft(d, at, path, false, why);
+    d->bytes = bytes;
+    if (status == CAIRN_OK) status = make_room(d, why);
+    if (status != CAIRN_OK) {
+        status = end_draft(d, false, status, why);
+        free(d);
+        return status;
+    }
+    atomic_init(&d->is_direct, set_direct(d->fd, true));
+    d->put.is_buffered = !atomic_load(&d->is_direct);
+    *put_out = &d->put;
+    return CAIRN_OK;
+}
+
+static size_t rounded_up(size_t count)
+{
+    return (count + CAIRN_STORAGE_ALIGN - 1) / CAIRN_STORAGE_ALIGN * CAIRN_STORAGE_ALIGN;
+}
+
+cairn_status cairn_folder_put_write(struct cairn_storage_put *put, uint64_t offset,
+                                    const void *from, size_t count, struct cairn_sentence *why)
+{
+    struct draft *d = (struct draft *)put;
+    const uint8_t *next = from;
+    // A direct write's last block is written whole; put_end cuts it off.
+    size_t left = atomic_load(&d->is_direct) ? rounded_up(count) : count;
+    bool may_retry = true; // whoever of the threads that are refused turned it off
+    while (left > 0) {
+        const ssize_t written = pwrite(d->fd, next, left, (off_t)offset);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0 && errno == EINVAL && may_retry) {
+            may_retry = false;
+            if (atomic_exchange(&d->is_direct, false)) put->is_buffered = true;
+            if (set_direct(d->fd, false)) continue;
+        }
+        if (written < 0) return cairn_folder_failed(why, "write", d->temp);
+        next += written;
+        offset += (uint64_t)written;
+        left -= (size_t)written;
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_folder_put_end(struct cairn_storage_put *put, cairn_status status,
+                                  struct cairn_sentence *why)
+{
+    struct draft *d = (struct draft *)put;
+    if (status == CAIRN_OK && ftruncate(d->fd, (off_t)d->bytes) != 0)
+        status = cairn_folder_failed(why, "write", d->temp);
+    status = end_draft(d, false, status, why);
+    free(d);
+    return status;
+}
+
+/* ---- small ones ---- */
+
+cairn_status cairn_folder_commit(const char *at, const char *path, const void *bytes, size_t count,
+                                 bool replace, struct cairn_sentence *why)
+{
+    struct draft draft;
+    cairn_status status = begin_draft(&draft, at, path, replace, why);
+    if (status == CAIRN_OK && !cairn_write_whole(draft.fd, bytes, count))
+        status = cairn_folder_failed(why, "write", draft.temp);
+    return end_draft(&draft, replace, status, why);
+}
+
+/* ==== folder read ==== */
+
+/* The storage of folders, reading: regular files alone, around the page cache if that is wanted. */
+
+struct open_file {
+    struct cairn_storage_file file; /* first */
+    int fd;                         /* owned */
+    atomic_bool is_direct;
+};
+
+/* Not blocking: a FIFO must not hold the thread. */
+static int open_name(int folder_fd, const char *name, bool *is_direct)
+{
+    const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    const int fd = *is_direct ? openat(folder_fd, name, flags | O_DIRECT) : -1;
+    if (fd >= 0 || (*is_direct && errno != EINVAL)) return fd;
+    *is_direct = false;
+    return openat(folder_fd, name, flags);
+}
+
+cairn_status cairn_folder_open(const char *at, const char *path, bool is_direct,
+                               struct cairn_storage_file **file_out, struct cairn_sentence *why)
+{
+    const char *name;
+    struct stat info;
+    bool direct = is_direct;
+    const int folder_fd = cairn_folder_open_parent(at, path, &name);
+    const int fd = folder_fd < 0 ? -1 : open_name(folder_fd, name, &direct);
+    cairn_status status = CAIRN_OK;
+    if (fd < 0 || fstat(fd, &info) != 0) status = cairn_folder_missed(why, "open", path);
+    if (folder_fd >= 0) close(folder_fd);
+    if (status == CAIRN_OK && !S_ISREG(info.st_mode))
+        status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s is no regular file", path);
+    struct open_file *file = status == CAIRN_OK ? calloc(1, sizeof *file) : NULL;
+    if (status == CAIRN_OK && file == NULL)
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read %s", path);
+    if (status != CAIRN_OK) {
+        if (fd >= 0) close(fd);
+        return status;
+    }
+    file->file = (struct cairn_storage_file) { &cairn_storage_folder, (uint64_t)info.st_size,
+                                               is_direct && !direct };
+    file->fd = fd;
+    atomic_init(&file->is_direct, direct);
+    *file_out = &file->file;
+    return CAIRN_OK;
+}
+
+/* Read into the page cache as it was: what a scrub has read is of no use to anybody there. */
+static void forget_pages(const struct open_file *file, uint64_t offset, size_t count)
+{
+    if (file->file.is_buffered)
+        (void)posix_fadvise(file->fd, (off_t)offset, (off_t)count, POSIX_FADV_DONTNEED);
+}
+
+cairn_status cairn_folder_read(struct cairn_storage_file *f, uint64_t offset, void *to,
+                               size_t count, size_t *got_out, struct cairn_sentence *why)
+{
+    struct open_file *file = (struct open_file *)f;
+    size_t done = 0;
+    bool may_retry = true; // as in cairn_folder_put_write
+    while (done < count) {
+        size_t want = count - done;
+        if (atomic_load(&file->is_direct))
+            want = (want + CAIRN_STORAGE_ALIGN - 1) / CAIRN_STORAGE_ALIGN * CAIRN_STORAGE_ALIGN;
+        const ssize_t got = pread(file->fd, (uint8_t *)to + done, want, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == EINVAL && may_retry) {
+            may_retry = false;
+            if (atomic_exchange(&file->is_direct, false)) f->is_buffered = true;
+            if (fcntl(file->fd, F_SETFL, fcntl(file->fd, F_GETFL) & ~O_DIRECT) == 0) continue;
+        }
+        if (got < 0)
+            return cairn_fail(why, CAIRN_ERR_IO, "read at byte %llu: %s",
+                              (unsigned long long)(offset + done), strerror(errno));
+        done += (size_t)got;
+        // A short one ends the file, or (direct) a file whose end is within a block.
+        if (got == 0 || (atomic_load(&file->is_direct) && (size_t)got % CAIRN_STORAGE_ALIGN != 0))
+            break;
+    }
+    *got_out = done < count ? done : count;
+    forget_pages(file, offset, *got_out);
+    return CAIRN_OK;
+}
+
+void cairn_folder_close(struct cairn_storage_file *f)
+{
+    struct open_file *file = (struct open_file *)f;
+    close(file->fd);
+    free(file);
+}

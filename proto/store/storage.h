@@ -32,12 +32,13 @@
 #ifndef CAIRN_STORE_STORAGE_H
 #define CAIRN_STORE_STORAGE_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/base/sentence.h"
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 
 /* Whatever the umask. The group's, too: whoever reads snapshots need not be who writes them. */
 #define CAIRN_SNAPSHOT_FOLDER_MODE 0750
@@ -116,5 +117,107 @@ void cairn_storage_register(const struct cairn_storage *storage);
 
 /* The storage of paths. */
 extern const struct cairn_storage cairn_storage_folder;
+
+/* ==== storage token ==== */
+
+/* Is a folder the same storage on all hosts? The coordinator leaves a token in the root of the snapshots, and
+ * a shard that joins looks whether it sees it, as the user that it will write as.
+ *
+ * The file .cairn-storage: the token as 16 hexadecimal digits and a newline. It is made once, and stays when
+ * another coordinator takes the folder over; its owner is the user that the coordinator has there. A second
+ * line says whose the folder is: the identity of a coordinator's store, and for people, which cluster's. Two
+ * clusters in one folder would write the same jobs, and each would take the other's snapshots for its own.
+ *
+ * All functions block, for as long as the storage hangs. Sentences name path, numbers and what to do. */
+
+#define CAIRN_STORAGE_FILE ".cairn-storage"
+
+enum { CAIRN_STORAGE_WHO_BYTES = 200 };
+/* A cluster to which a folder may belong. */
+struct cairn_storage_owner {
+    uint64_t store;  /* the identity of its coordinator's store; 0: nobody, who owns nothing */
+    uint64_t former; /* one that it had before: that one's folder is its own; 0: none */
+    char who[CAIRN_STORAGE_WHO_BYTES]; /* a line for people: "cluster NAME, coordinator at HOST" */
+};
+
+/* The token of the folder `root`, made if there is none, and then as the owner's; never 0. */
+cairn_status cairn_storage_mark(const char *root, const struct cairn_storage_owner *owner,
+                                uint64_t *token_out, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The folder has that token, and belongs to that cluster or to none. CAIRN_ERR_NOT_FOUND: this is not the
+ * folder that has it. CAIRN_ERR_EXISTS: it is another cluster's. CAIRN_ERR_IO. Writes nothing. */
+cairn_status cairn_storage_seen(const char *root, uint64_t token,
+                                const struct cairn_storage_owner *owner,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* It belongs to that cluster from now on, whoever had it. */
+cairn_status cairn_storage_take(const char *root, uint64_t token,
+                                const struct cairn_storage_owner *owner,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* For a shard, whosever the folder is. As cairn_storage_seen; CAIRN_ERR_REFUSED: it is, and we cannot write
+ * there, or not as the user that the coordinator is. It tries, with a file that it removes: a host's numbers
+ * need not be the storage's. */
+cairn_status cairn_storage_check(const char *root, uint64_t token,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* For the coordinator. As cairn_storage_seen; the token is its user's after it, and the folder, if it was
+ * nobody's, its own. CAIRN_ERR_REFUSED: it cannot write there. */
+cairn_status cairn_storage_own(const char *root, uint64_t token,
+                               const struct cairn_storage_owner *owner,
+                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* There is something in it besides the token. False, too, if it cannot be read. */
+bool cairn_storage_is_used(const char *root);
+
+/* ==== folder ==== */
+
+/* For the files of the storage of folders. Every step below a location follows no symbolic link. */
+
+/* The status of errno, and a sentence of the step that failed. */
+cairn_status cairn_folder_failed(struct cairn_sentence *why, const char *step, const char *path);
+/* The same, for what may be missing: CAIRN_ERR_NOT_FOUND. */
+cairn_status cairn_folder_missed(struct cairn_sentence *why, const char *step, const char *path);
+/* The folder that `path` ends in, beneath `at`; *name_out: the last part of the path, "." of "". -1: errno.
+ * */
+int cairn_folder_open_parent(const char *at, const char *path, const char **name_out);
+
+/* folder.c */
+cairn_status cairn_folder_put_begin(const char *at, const char *path, uint64_t bytes,
+                                    struct cairn_storage_put **put_out, struct cairn_sentence *why);
+cairn_status cairn_folder_put_write(struct cairn_storage_put *put, uint64_t offset,
+                                    const void *from, size_t count, struct cairn_sentence *why);
+cairn_status cairn_folder_put_end(struct cairn_storage_put *put, cairn_status status,
+                                  struct cairn_sentence *why);
+cairn_status cairn_folder_commit(const char *at, const char *path, const void *bytes, size_t count,
+                                 bool replace, struct cairn_sentence *why);
+
+/* folder.c */
+cairn_status cairn_folder_open(const char *at, const char *path, bool is_direct,
+                               struct cairn_storage_file **file_out, struct cairn_sentence *why);
+cairn_status cairn_folder_read(struct cairn_storage_file *file, uint64_t offset, void *to,
+                               size_t count, size_t *got_out, struct cairn_sentence *why);
+void cairn_folder_close(struct cairn_storage_file *file);
+
+/* ==== names ==== */
+
+/* The names in a folder of storage, in order. */
+
+struct cairn_names {
+    char **
+        list; /* owned, [count]: numbers in names are compared as numbers ("...-g1-10" after "...-g1-9") */
+    size_t count, capacity;
+    cairn_status status;
+};
+/* As storage.h's list; release it, whatever it returned. */
+cairn_status cairn_names_list(const char *at, const char *path, struct cairn_names *out,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_names_release(struct cairn_names *names);
+
+/* ==== io thread ==== */
+
+/* Threads and memory of those who write and read blocks around the page cache. */
+
+/* Starts a thread that takes no signals, with the priorities of who calls. `name`: at most 15 bytes. */
+bool cairn_io_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void *context),
+                           void *context);
+/* Pages of its own; NULL: no memory. */
+void *cairn_io_block_new(size_t bytes);
+void cairn_io_block_free(void *block, size_t bytes);
 
 #endif

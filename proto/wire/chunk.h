@@ -50,7 +50,7 @@
  *
  * Relays. If the job's reduce groups are hosts, the shards on a host of several workers take these
  * workers' contributions to all shards, each relay for some of the shards (the owners): a relay
- * adds them up and passes on one contribution (server/shard/relay/relay.h). To its workers a relay
+ * adds them up and passes on one contribution (server/shard/relay.h). To its workers a relay
  * speaks for the owner, on its own endpoints: in its GRANT, ACK, NAK and MICRO_ACK `tile` is the
  * index of the owner, and `tensor` of GRANT is 1 + the relay's own. The workers send the relay PUSH
  * as they would the owner, and MICRO_END and COMMIT with `tensor` = 1 + the index of the owner (0:
@@ -61,7 +61,7 @@
  * owner is to be asked.
  *
  * Tiles. In a worker's messages `table_hash` is the cairn_tiles_hash of the list that it declared
- * (proto/wire/tiles.h; without one, of the empty list): a header with another hash than the shard
+ * (proto/wire/chunk.h; without one, of the empty list): a header with another hash than the shard
  * knows is refused with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is meant:
  *   CAIRN_TILE_WHOLE  all of it
  *   CAIRN_TILE_OWN    what it has in common with the worker's own box of the tensor
@@ -77,6 +77,9 @@
 #include <stdint.h>
 
 #include "proto/base/status.h"
+#include "proto/base/text.h"
+#include "proto/geometry/box.h"
+#include "proto/spec/spec.h"
 
 #define CAIRN_CHUNK_HEADER_BYTES 128
 #define CAIRN_CHUNK_MAGIC        0x434e5243u /* "CRNC" */
@@ -155,5 +158,58 @@ uint64_t cairn_chunk_checksum(const void *payload, size_t payload_bytes);
 
 /* "PUSH"; "?" for a number that is not a kind. */
 const char *cairn_chunk_kind_name(unsigned kind);
+
+/* ==== tiles ==== */
+
+/* The tiles of a worker: which box of which tensor it holds.
+ *
+ * A worker that holds only parts of some tensors declares a list: one box a tensor, ascending by tensor.
+ * It holds a tensor that is not listed as a whole, and nothing of a tensor with an empty box (an
+ * expert that lives on other ranks). The declared boxes of all ranks must make up every tensor
+ * exactly: two ranks hold the same box (replicas) or boxes that have no element in common, and
+ * together all of it. A tile that is declared for an alias is not looked at: the tensor that the
+ * alias names counts.
+ *
+ * Pure: no input or output. A list owns its memory; one thread changes it, many may read. */
+
+struct cairn_tile_box {
+    uint32_t tensor; /* index in the job's canonical tensor list */
+    struct cairn_box box;
+};
+/* All zero: the empty list, "whole tensors". */
+struct cairn_tiles {
+    struct cairn_tile_box *list; /* owned: [count], by tensor, none twice */
+    size_t count;
+};
+void cairn_tiles_release(struct cairn_tiles *tiles);
+
+/* Sets the box of a tensor, which is not judged here; the list stays sorted. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_tiles_set(struct cairn_tiles *tiles, uint32_t tensor,
+                             const struct cairn_box *box) CAIRN_MUST_CHECK;
+/* The box of the tensor, which stays the list's; NULL: the whole tensor. */
+const struct cairn_box *cairn_tiles_find(const struct cairn_tiles *tiles, uint32_t tensor);
+bool cairn_tiles_equal(const struct cairn_tiles *a, const struct cairn_tiles *b);
+/* Names the list in the header of a chunk (table_hash): the first 8 bytes, little-endian, of BLAKE2b-256
+ * over "cairn tiles 1" (with its NUL), u64 count, and for each box u32 tensor and the box's bytes (box.h);
+ * CAIRN_TABLE_HASH_WHOLE of the empty list. */
+uint64_t cairn_tiles_hash(const struct cairn_tiles *tiles);
+
+/* A list as bytes of a TileList, malloc'ed; the caller frees them. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_tiles_pack(const struct cairn_tiles *tiles, uint8_t **bytes_out,
+                              size_t *bytes_len_out) CAIRN_MUST_CHECK;
+/* The reverse, of a stranger's bytes, judged against the spec. CAIRN_ERR_MALFORMED: not a TileList.
+ * CAIRN_ERR_INVALID: no such tensor, not ascending, a box that is not within its tensor. */
+cairn_status cairn_tiles_unpack(const uint8_t *bytes, size_t bytes_len,
+                                const struct cairn_job_spec_data *spec,
+                                struct cairn_tiles *tiles_out,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* Whether the lists of the ranks 0, ..., world - 1 make up every tensor exactly. CAIRN_ERR_MISMATCH:
+ * `why` names the tensor, the ranks and boxes that overlap, or a part that no rank holds. Ranks with
+ * equal lists cost nothing more than one of them. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_UNSUPPORTED: over
+ * 4096 boxes of a tensor of which no straight cut separates any. */
+cairn_status cairn_tiles_cover(const struct cairn_job_spec_data *spec,
+                               const struct cairn_tiles *const *of_rank, uint32_t world,
+                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 #endif

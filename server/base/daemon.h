@@ -15,10 +15,91 @@
 #ifndef CAIRN_BASE_DAEMON_H
 #define CAIRN_BASE_DAEMON_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <uv.h>
+
+#include "proto/base/text.h"
+#include "proto/store/storage.h"
 #include "server/base/config.h"
 #include "server/base/log.h"
 
-#include <uv.h>
+/* ==== notify ==== */
+
+/* Tells systemd how the daemon is (sd_notify(3)): datagrams to $NOTIFY_SOCKET, by hand, because
+ * libsystemd brings a dozen libraries for these few lines. Without a supervisor all calls do
+ * nothing. A failure to tell is not an error of the daemon. Any thread. */
+
+/* READY=1 with a status line; STOPPING=1; STATUS=...; WATCHDOG=1. True if a supervisor was told. */
+bool cairn_notify_ready(const char *status);
+bool cairn_notify_stopping(void);
+bool cairn_notify_status(const char *status);
+bool cairn_notify_watchdog(void);
+
+/* How often the supervisor wants WATCHDOG=1 at least; 0 = it does not watch this process. Ping at
+ * half of it. */
+uint64_t cairn_notify_watchdog_ms(void);
+
+/* ==== yield ==== */
+
+/* A thread that works beside trainers and lets them go first. */
+
+/* The thread that calls, the lowest priority of CPU and of I/O that still gets some. */
+void cairn_thread_yield(void);
+/* It is in a hurry: as others of CPU again, where the system gives leave to come back (LimitNICE,
+ * CAP_SYS_NICE). */
+void cairn_thread_press(void);
+
+/* ==== host lock ==== */
+
+/* A lock that all daemons of a host share, whoever runs them: an flock of a folder that is there anyhow, so
+ * that there is nothing to make, to own or to clean up. It goes with the process, however it ends. Daemons
+ * that see different folders (containers) do not exclude each other. */
+
+#define CAIRN_HOST_LOCK_PATH "/dev/shm" /* anybody can open it, in every distribution */
+
+/* Waits for it, at most `timeout_ms`, and not once *canceled is set (CAIRN_ERR_CANCELED). CAIRN_ERR_BUSY
+ * names the process that holds it. CAIRN_ERR_IO: it cannot be opened. Blocking; any thread. Given back by
+ * close(*fd_out). */
+CAIRN_MUST_CHECK cairn_status cairn_host_lock_take(const char *path, int timeout_ms,
+                                                   const atomic_bool *canceled, int *fd_out,
+                                                   struct cairn_sentence *why);
+
+/* ==== headroom ==== */
+
+/* How much memory this process may still take before the kernel kills somebody for it.
+ *
+ * A page past a control group's limit is no error of the call that wanted it: the kernel ends a process. So
+ * the room is read before. It is the least of what the host has available and, for the process's control
+ * group and each one above it, of the limit less what is in use there. Page cache that was not used lately
+ * (inactive_file) is not in use: it goes when memory is wanted. Both kinds of control groups are read, v2
+ * (memory.max) and v1 (memory.limit_in_bytes), wherever they are mounted. A container sees only the
+ * groups that are mounted into it.
+ *
+ * Blocking (files of the kernel, a fraction of a millisecond); any thread. */
+
+struct cairn_headroom {
+    uint64_t available_bytes;
+    uint64_t limit_bytes; /* what `by` has, in use or not */
+    char by[256];         /* what leaves least: "the host's RAM", or a folder of a control group */
+    uint64_t most_bytes;  /* the least limit of all, with nothing in use */
+};
+
+/* `root`: the folder in which proc and sys are, "" unless in a test. CAIRN_ERR_IO: there is no proc/meminfo;
+ * a control group that cannot be read is none. */
+CAIRN_MUST_CHECK cairn_status cairn_headroom_read(const char *root, struct cairn_headroom *room_out,
+                                                  struct cairn_sentence *why);
+
+/* CAIRN_ERR_NO_MEMORY if the room has less than the bytes and what the kernel needs to keep them; `what`
+ * begins the sentence. */
+CAIRN_MUST_CHECK cairn_status cairn_headroom_judge(const struct cairn_headroom *room,
+                                                   uint64_t bytes, const char *what,
+                                                   struct cairn_sentence *why);
+
+/* ==== daemon ==== */
 
 struct cairn_daemon;
 
@@ -83,5 +164,147 @@ int cairn_daemon_run(struct cairn_daemon *daemon);
  * and `return cairn_daemon_run(daemon);`, which returns the status's exit code. */
 void cairn_daemon_fail(struct cairn_daemon *daemon, cairn_status status,
                        const struct cairn_sentence *why);
+
+/* ==== pool ==== */
+
+/* Threads that do a daemon's file work, and a shard's arithmetic, so that the loop never waits for either.
+ *
+ * A task is a number of items, run in any order by any of the pool's threads; when the last has
+ * run, `done` is called on the loop's thread, and the task is its owner's again. Tasks begin in the
+ * order of submission: with one thread, one after the other. The queue is a list through the tasks
+ * themselves: it takes no memory, and is bounded by the tasks that their owners have.
+ *
+ * The threads block all signals but SIGBUS. */
+
+#define CAIRN_POOL_THREADS_MAX 64
+
+struct cairn_pool;
+
+/* Embedded in what the task works on. */
+struct cairn_task {
+    /* the owner's, constant while the task is with the pool */
+    /* `thread` is below the thread count, or that: the loop's, within submit. */
+    void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread);
+    void (*done)(struct cairn_task *task); /* loop thread */
+    uint32_t item_count;                   /* 0: done follows at once */
+    /* Quicker done than told to a thread: run within submit. Not for what may meet a SIGBUS. */
+    bool is_small;
+    bool ends_items; /* `run` itself ends its item, by cairn_pool_end; not of what is small */
+    /* private to the pool */
+    struct cairn_task *next;
+    uint32_t items_taken, items_ended;
+};
+
+/* Starts the threads. `name` (at most 15 bytes) is what they are called in ps; `begin` (may be NULL) is the
+ * first that each of them does. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_pool_open(uv_loop_t *loop, const char *name,
+                                              uint32_t thread_count, void (*begin)(void),
+                                              struct cairn_pool **pool_out,
+                                              struct cairn_sentence *why);
+/* Lets the items that run end, joins the threads, and closes its handle; on_closed (may be NULL)
+ * follows from the loop. No task's `done` is called any more: tasks are their owners' at once. */
+void cairn_pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context);
+/* The same for a pool of one thread whose item may hang: it is waited for so long at most. False: it still
+ * runs, on memory that is its own from here on, for ever. */
+bool cairn_pool_close_within(struct cairn_pool *pool, uint32_t most_ms,
+                             void (*on_closed)(void *context), void *context);
+
+/* Gives a task to the threads; loop thread. */
+void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task);
+uint32_t cairn_pool_thread_count(const struct cairn_pool *pool);
+
+/* An item of a task. */
+struct cairn_pool_item {
+    struct cairn_task *task;
+    uint32_t item;
+};
+
+/* Within `run`, on a thread of the pool: takes what is next, of whichever tasks, to be done together with
+ * what is at hand. Returns how many there were, at most `max`; cairn_pool_end ends them. Only in a pool where
+ * every task is done in one way. */
+uint32_t cairn_pool_take(struct cairn_pool *pool, struct cairn_pool_item *items_out, uint32_t max);
+/* The same, but nothing while a thread is idle, which takes what is next itself. */
+uint32_t cairn_pool_take_ahead(struct cairn_pool *pool, struct cairn_pool_item *items_out,
+                               uint32_t max);
+void cairn_pool_end(struct cairn_pool *pool, const struct cairn_pool_item *items, uint32_t count);
+
+/* ==== durable ==== */
+
+/* Small files that survive a crash, and the folder a daemon keeps them in.
+ *
+ * cairn_durable_write replaces a file as a whole: write PATH.new, fsync, close, rename over PATH,
+ * fsync the folder. After a crash at any point PATH holds the old bytes or the new ones. A failed
+ * fsync fails the write: it is never tried again on the same file (the kernel may have dropped the
+ * pages). Sentences name the step that failed. Blocking; any thread, one writer per path. */
+
+/* Mode 0600. CAIRN_ERR_NO_SPACE, CAIRN_ERR_IO: PATH is unchanged and PATH.new is gone. (Only if the
+ * very last step, the fsync of the folder, failed may PATH hold the new bytes, undurably.) */
+CAIRN_MUST_CHECK cairn_status cairn_durable_write(const char *path, const void *bytes,
+                                                  size_t byte_count, struct cairn_sentence *why);
+
+/* The same of a file that is not there yet. CAIRN_ERR_EXISTS: it is, and stays as it is; so does a PATH.new
+ * that is there, which is CAIRN_ERR_IO. */
+CAIRN_MUST_CHECK cairn_status cairn_durable_create(const char *path, const void *bytes,
+                                                   size_t byte_count, struct cairn_sentence *why);
+
+/* Makes the folder and its missing parents with that mode, whatever the umask; all are durable in their
+ * parents after it. One that exists is left as it is. */
+CAIRN_MUST_CHECK cairn_status cairn_durable_folder(const char *path, mode_t mode,
+                                                   struct cairn_sentence *why);
+
+/* Makes the daemon's data folder if need be, checks that it is a folder that can be written (by
+ * writing), and locks it: two daemons never share one. The lock file PATH/lock holds the pid and
+ * goes with the process, however it ends. CAIRN_ERR_BUSY names the pid of the other;
+ * CAIRN_ERR_IO says what to change. */
+CAIRN_MUST_CHECK cairn_status cairn_durable_lock(const char *folder, int *lock_fd_out,
+                                                 struct cairn_sentence *why);
+void cairn_durable_unlock(int lock_fd);
+
+/* ==== storage watch ==== */
+
+/* The storage of the snapshots, looked at on a thread of its own: it may hang, and then the daemon serves
+ * on, says so, and ends without it. It is looked at when it is told, when something in it has failed, and
+ * again until it is right. Loop thread. */
+
+struct cairn_storage_look;
+
+struct cairn_storage_watch {
+    /* the owner's, before it is opened */
+    /* On the thread, may hang: is the folder the one that has the token, may the owner use it, and what is to
+     * be done? */
+    cairn_status (*judge)(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
+                          struct cairn_sentence *why);
+    void (*on_said)(struct cairn_storage_watch *watch); /* `said` is another one now */
+    void *context;
+    struct cairn_storage_owner
+        owner; /* a look has that of when it begins; cairn_storage_watch_doubt */
+
+    struct cairn_sentence said; /* what is wrong; empty: nothing, or it is not known yet */
+
+    /* private */
+    uv_loop_t *loop;
+    struct cairn_pool *thread; /* owned */
+    char *path;                /* owned; NULL: not told */
+    uint64_t token;
+    struct cairn_storage_look *look; /* owned; while is_looking the thread's */
+    uint64_t since_ms;               /* of the loop's clock: when it was begun, or ended */
+    bool is_looking;
+};
+
+CAIRN_MUST_CHECK cairn_status cairn_storage_watch_open(struct cairn_storage_watch *watch,
+                                                       uv_loop_t *loop, struct cairn_sentence *why);
+/* Closes the thread; on_closed(context) follows from the loop. False: nothing was open, and
+ * on_closed does not come. */
+bool cairn_storage_watch_close(struct cairn_storage_watch *watch, void (*on_closed)(void *context),
+                               void *context);
+/* Frees what the watch holds; call it after on_closed. */
+void cairn_storage_watch_release(struct cairn_storage_watch *watch);
+
+/* This is the folder, and its token. Path "" or token 0: there is nothing to look at. */
+void cairn_storage_watch_told(struct cairn_storage_watch *watch, const char *path, uint64_t token);
+/* Something in it has failed: looks whether it is still there. */
+void cairn_storage_watch_doubt(struct cairn_storage_watch *watch);
+/* From time to time: looks again, or says that it hangs. */
+void cairn_storage_watch_tick(struct cairn_storage_watch *watch);
 
 #endif

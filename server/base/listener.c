@@ -1,9 +1,26 @@
-#include "server/base/control_socket.h"
-#include "server/base/listener_private.h"
+#include "server/base/listener.h"
 
+#include <arpa/inet.h>
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "proto/loop/stream.h"
+#include "server/base/listener_private.h"
 
 #define GRACE_MS         100 // a half-open peer keeps its place at least so long
 #define UNFINISHED_BYTES (256u << 20)
@@ -252,4 +269,526 @@ cairn_status cairn_listener_open(uv_loop_t *loop, const struct cairn_listener_op
 const char *cairn_listener_address(const struct cairn_listener *listener)
 {
     return listener->address;
+}
+
+/* ==== door ==== */
+
+/* One address that a listener listens on. */
+
+#define BACKLOG 1024
+
+/* Where that is, if it may be listened on. */
+struct place {
+    struct cairn_address address;
+    struct sockaddr_storage addr;
+    bool is_loopback;
+};
+
+/* A number, or the name that means loopback everywhere. */
+static bool is_plain(const char *host)
+{
+    struct in6_addr number;
+    return inet_pton(AF_INET, host, &number) == 1 || inet_pton(AF_INET6, host, &number) == 1 ||
+           strcmp(host, "localhost") == 0;
+}
+
+/* Whoever allows other hosts, and names an address, does not mean one that none of them reaches. */
+static cairn_status judge_name(const struct place *place, struct cairn_sentence *why)
+{
+    char found[CAIRN_ADDRESS_TEXT_BYTES];
+    const struct cairn_address *address = &place->address;
+    if (address->is_unix || !place->is_loopback || is_plain(address->host)) return CAIRN_OK;
+    cairn_address_print_socket(&place->addr, found);
+    *strrchr(found, ':') = '\0';
+    return cairn_fail(why, CAIRN_ERR_CONFIG,
+                      "the name %s leads to %s here, which no other host reaches (look at "
+                      "/etc/hosts), though insecure_network = yes: listen on the address that the "
+                      "others know, or *:%u for every one of this host",
+                      address->host, found, address->port);
+}
+
+static cairn_status find_place(const char *text, const struct cairn_listener_options *options,
+                               struct place *place, struct cairn_sentence *why)
+{
+    socklen_t addr_bytes;
+    cairn_status status = cairn_address_parse_listen(text, &place->address, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_address_resolve(&place->address, &place->addr, &addr_bytes, why);
+    if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
+    place->is_loopback = place->address.is_unix || cairn_address_is_loopback(&place->addr);
+    if (!place->is_loopback && !options->insecure_network)
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "refused to listen on %s: it is not a loopback address, and peers are "
+                          "not authenticated in this version, so whoever reaches the port could "
+                          "use it; listen on a socket or 127.0.0.1, or set insecure_network = yes "
+                          "in [network] if everyone who can reach it may do everything",
+                          text);
+    return options->insecure_network ? judge_name(place, why) : CAIRN_OK;
+}
+
+cairn_status cairn_door_judge(const char *text, const struct cairn_listener_options *options,
+                              struct cairn_sentence *why)
+{
+    struct place place;
+    return find_place(text, options, &place, why);
+}
+
+static void say_who_may_come(const struct place *place, const char *text)
+{
+    if (place->address.is_unix) return;
+    if (place->is_loopback)
+        cairn_log_info("any user of this host can reach %s", text);
+    else
+        cairn_log_warn("insecure_network = yes: whoever reaches %s can use this daemon, peers are "
+                       "not authenticated",
+                       text);
+}
+
+/* No device of this host has the address: at boot one may have it a moment later (DHCP, a floating address).
+ * Who ended for that, again and again, would be given up by the supervisor. */
+static int bind_early(struct cairn_door *door, const struct sockaddr_storage *addr)
+{
+    const int on = 1;
+    int fd;
+    int error = uv_fileno(&door->io.handle, &fd);
+    if (error == 0 && setsockopt(fd, SOL_IP, IP_FREEBIND, &on, sizeof on) != 0) error = UV_EINVAL;
+    if (error == 0) error = uv_tcp_bind(&door->io.tcp, (const struct sockaddr *)addr, 0);
+    if (error == 0)
+        cairn_log_warn("no device of this host has the address of %s: it is listened on all the "
+                       "same, and reached as soon as one has; `ip -br addr` shows those there are",
+                       door->address);
+    return error;
+}
+
+static cairn_status open_tcp(struct cairn_door *door, const struct sockaddr_storage *addr,
+                             struct cairn_sentence *why)
+{
+    struct sockaddr_storage bound = { 0 };
+    int bound_bytes = sizeof bound;
+    int error = uv_tcp_bind(&door->io.tcp, (const struct sockaddr *)addr, 0);
+    if (error == UV_EADDRNOTAVAIL) error = bind_early(door, addr);
+    if (error == 0) error = uv_listen(&door->io.stream, BACKLOG, cairn_listener_on_connection);
+    if (error == UV_EADDRINUSE)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "cannot listen on %s: another program has this port; stop it, or set "
+                          "another port (0 takes any free one)",
+                          door->address);
+    if (error == 0)
+        error = uv_tcp_getsockname(&door->io.tcp, (struct sockaddr *)&bound, &bound_bytes);
+    if (error != 0)
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
+                          uv_strerror(error));
+    cairn_address_print_socket(&bound, door->address);
+    return CAIRN_OK;
+}
+
+static void unlink_made(struct cairn_door *door)
+{
+    if (door->is_made) cairn_control_socket_unlink(door->address, &door->made);
+    door->is_made = false;
+}
+
+static cairn_status open_unix(struct cairn_door *door, struct cairn_sentence *why)
+{
+    const cairn_status status = cairn_control_socket_open(door->address, BACKLOG, &door->made, why);
+    if (status != CAIRN_OK) return status;
+    door->is_made = true;
+    int error = uv_pipe_open(&door->io.pipe, door->made.fd);
+    if (error != 0) {
+        unlink_made(door);
+        close(door->made.fd);
+    } else {
+        error = uv_listen(&door->io.stream, BACKLOG, cairn_listener_on_connection);
+    }
+    if (error == 0) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
+                      uv_strerror(error));
+}
+
+cairn_status cairn_door_open(struct cairn_door *door, const char *text,
+                             const struct cairn_listener_options *options,
+                             struct cairn_sentence *why)
+{
+    struct place place;
+    uv_loop_t *loop = door->listener->timer.loop;
+    const cairn_status status = find_place(text, options, &place, why);
+    if (status != CAIRN_OK) return status;
+    say_who_may_come(&place, text);
+    cairn_address_print(&place.address, door->address);
+    if (place.address.is_unix)
+        uv_pipe_init(loop, &door->io.pipe, 0);
+    else
+        uv_tcp_init(loop, &door->io.tcp);
+    door->io.handle.data = door;
+    door->is_open = true;
+    return place.address.is_unix ? open_unix(door, why) : open_tcp(door, &place.addr, why);
+}
+
+void cairn_door_close(struct cairn_door *door, uv_close_cb on_closed)
+{
+    // First: once the socket is closed, its inode's number may be another one's.
+    unlink_made(door);
+    uv_close(&door->io.handle, on_closed);
+}
+
+/* ==== guard ==== */
+
+/* Where the thread's guarded run continues after a SIGBUS; NULL outside of a guarded run. */
+static _Thread_local sigjmp_buf *volatile way_out;
+static _Thread_local const void *volatile failed_at;
+
+static void on_bus(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    if (way_out != NULL) {
+        failed_at = info->si_addr;
+        siglongjmp(*way_out, 1);
+    }
+    signal(number, SIG_DFL); // the instruction runs again, and ends the process as it should
+}
+
+cairn_status cairn_guard_install(void)
+{
+    struct sigaction action = { .sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_NODEFER };
+    sigemptyset(&action.sa_mask);
+    return sigaction(SIGBUS, &action, NULL) == 0 ? CAIRN_OK : CAIRN_ERR_INTERNAL;
+}
+
+const void *cairn_guard_run(void (*run)(void *arg), void *arg)
+{
+    sigjmp_buf here;
+    assert(way_out == NULL);
+    if (sigsetjmp(here, 0) != 0) { // SA_NODEFER: the mask is what it was
+        way_out = NULL;
+        return failed_at;
+    }
+    way_out = &here;
+    run(arg);
+    way_out = NULL;
+    return NULL;
+}
+
+/* ==== peer ==== */
+
+static void link_last(struct cairn_peer **first, struct cairn_peer **last, struct cairn_peer *peer)
+{
+    peer->before = *last;
+    peer->after = NULL;
+    if (*last != NULL)
+        (*last)->after = peer;
+    else
+        *first = peer;
+    *last = peer;
+}
+
+static void unlink_from(struct cairn_peer **first, struct cairn_peer **last,
+                        struct cairn_peer *peer)
+{
+    if (peer->before != NULL)
+        peer->before->after = peer->after;
+    else
+        *first = peer->after;
+    if (peer->after != NULL)
+        peer->after->before = peer->before;
+    else
+        *last = peer->before;
+}
+
+static void leave_half_open(struct cairn_peer *peer)
+{
+    struct cairn_listener *listener = peer->listener;
+    if (!peer->is_half_open) return;
+    peer->is_half_open = false;
+    listener->half_open_count--;
+    unlink_from(&listener->half_open_first, &listener->half_open_last, peer);
+    link_last(&listener->admitted_first, &listener->admitted_last, peer);
+}
+
+// Strangers' ends are the listener's to log, by kind; those of admitted peers are the daemon's.
+static void log_stranger(struct cairn_peer *peer, cairn_status status, const char *why)
+{
+    struct cairn_listener *listener = peer->listener;
+    if (status == CAIRN_ERR_PROTOCOL)
+        cairn_log_limited(&listener->garbage_limit, CAIRN_LOG_WARN, "closed a connection of %s: %s",
+                          cairn_peer_name(peer), why);
+    else if (status == CAIRN_ERR_TIMEOUT)
+        cairn_log_limited(&listener->silent_limit, CAIRN_LOG_WARN, "closed a connection of %s: %s",
+                          cairn_peer_name(peer), why);
+    else
+        cairn_log_debug("a connection of %s ended: %s", cairn_peer_name(peer), why);
+}
+
+static void on_stream_frame(struct cairn_stream *stream, const struct cairn_frame *frame,
+                            void *context)
+{
+    struct cairn_peer *peer = context;
+    (void)stream;
+    peer->was_heard = true;
+    peer->listener->events.on_frame(peer, frame, peer->listener->context);
+}
+
+static void on_stream_close(struct cairn_stream *stream, cairn_status status, const char *why,
+                            void *context)
+{
+    struct cairn_peer *peer = context;
+    struct cairn_listener *listener = peer->listener;
+    (void)stream;
+    if (!peer->was_heard)
+        log_stranger(peer, status, why);
+    else
+        listener->events.on_gone(peer, status, why, listener->context);
+    leave_half_open(peer);
+    unlink_from(&listener->admitted_first, &listener->admitted_last, peer);
+    listener->peer_count--;
+    free(peer);
+    cairn_listener_peer_gone(listener);
+}
+
+cairn_status cairn_peer_accept(struct cairn_door *door, struct cairn_sentence *why)
+{
+    struct cairn_listener *listener = door->listener;
+    const struct cairn_stream_options options = { listener->before_hello,
+                                                  listener->send_queue_bytes, &listener->room };
+    const struct cairn_stream_events events = { .on_frame = on_stream_frame,
+                                                .on_close = on_stream_close };
+    struct cairn_peer *peer = calloc(1, sizeof *peer);
+    if (peer == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a peer");
+    const cairn_status status = cairn_stream_accept(&door->io.stream, &options, &events, peer,
+                                                    &peer->stream, why);
+    if (status != CAIRN_OK) {
+        free(peer);
+        return status;
+    }
+    peer->listener = listener;
+    peer->since_ms = uv_now(listener->timer.loop);
+    peer->is_half_open = true;
+    link_last(&listener->half_open_first, &listener->half_open_last, peer);
+    listener->half_open_count++;
+    listener->peer_count++;
+    if (listener->peer_count <= listener->connections_max) return CAIRN_OK;
+    cairn_log_limited(&listener->full_limit, CAIRN_LOG_WARN,
+                      "refused a connection of %s: there are %zu already, as many as "
+                      "connections_max in [network] allows",
+                      cairn_peer_name(peer), listener->connections_max);
+    cairn_peer_close(peer, CAIRN_ERR_BUSY, "too many connections");
+    return CAIRN_OK;
+}
+
+void cairn_peer_close_all(struct cairn_listener *listener)
+{
+    while (listener->half_open_first != NULL)
+        cairn_peer_close(listener->half_open_first, CAIRN_ERR_CLOSED, "the daemon stops");
+    for (struct cairn_peer *peer = listener->admitted_first; peer != NULL; peer = peer->after)
+        cairn_peer_close(peer, CAIRN_ERR_CLOSED, "the daemon stops");
+}
+
+static struct cairn_peer *older_frame(struct cairn_peer *oldest, struct cairn_peer *first)
+{
+    uint64_t oldest_ms = UINT64_MAX, since_ms;
+    if (oldest != NULL) (void)cairn_stream_unfinished_bytes(oldest->stream, &oldest_ms);
+    for (struct cairn_peer *peer = first; peer != NULL; peer = peer->after) {
+        if (cairn_stream_unfinished_bytes(peer->stream, &since_ms) == 0 || since_ms >= oldest_ms)
+            continue;
+        oldest = peer;
+        oldest_ms = since_ms;
+    }
+    return oldest;
+}
+
+void cairn_peer_close_unfinished(struct cairn_listener *listener)
+{
+    uint64_t since_ms;
+    struct cairn_peer *oldest = older_frame(NULL, listener->half_open_first);
+    oldest = older_frame(oldest, listener->admitted_first);
+    if (oldest == NULL) return; // all are whole, and being worked on
+    const size_t bytes = cairn_stream_unfinished_bytes(oldest->stream, &since_ms);
+    cairn_log_limited(
+        &listener->room_limit, CAIRN_LOG_WARN,
+        "messages that are not whole take more than %zu MiB: closing %s, which sent %zu "
+        "bytes of one %llu ms ago and not the rest",
+        listener->room.max_bytes >> 20, cairn_peer_name(oldest), bytes,
+        (unsigned long long)(uv_now(listener->timer.loop) - since_ms));
+    cairn_peer_close(
+        oldest, CAIRN_ERR_BUSY,
+        "too many unfinished messages of all peers together, and its own is the oldest");
+}
+
+void cairn_peer_admit(struct cairn_peer *peer)
+{
+    if (!peer->is_half_open) return;
+    leave_half_open(peer);
+    cairn_stream_limit(peer->stream, peer->listener->after_hello);
+    cairn_listener_place_freed(peer->listener);
+}
+
+cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type, uint32_t request,
+                             const ProtobufCMessage *message)
+{
+    return cairn_stream_send(peer->stream, type, request, message, NULL);
+}
+
+cairn_status cairn_peer_send_pages(struct cairn_peer *peer, uint32_t request,
+                                   enum cairn_page_what what, struct cairn_packed *packed)
+{
+    return cairn_stream_send_pages(peer->stream, request, what, packed, NULL);
+}
+
+void cairn_peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+{
+    char text[CAIRN_SENTENCE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    leave_half_open(peer);
+    cairn_stream_close(peer->stream, status, "%s", text);
+}
+
+void cairn_peer_finish(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+{
+    char text[CAIRN_SENTENCE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    // A stranger keeps its half-open place, and its deadline, until it is gone.
+    cairn_stream_finish(peer->stream, status, "%s", text);
+}
+
+void cairn_peer_set_context(struct cairn_peer *peer, void *context)
+{
+    peer->context = context;
+}
+
+void *cairn_peer_context(const struct cairn_peer *peer)
+{
+    return peer->context;
+}
+
+const char *cairn_peer_name(const struct cairn_peer *peer)
+{
+    return cairn_stream_peer(peer->stream);
+}
+
+/* ==== control socket ==== */
+
+#define LOCK_TRIES 100
+#define TRY_MS     10
+
+static cairn_status refuse(const char *path, const char *what, int error,
+                           struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s: %s", path, what,
+                      strerror(error));
+}
+
+static int socket_of(const char *path, struct sockaddr_un *addr_out)
+{
+    *addr_out = (struct sockaddr_un) { .sun_family = AF_UNIX };
+    snprintf(addr_out->sun_path, sizeof addr_out->sun_path, "%s", path);
+    return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+}
+
+static void folder_of(const char *path, char folder_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    const int length = (int)(strrchr(path, '/') - path);
+    snprintf(folder_out, CAIRN_ADDRESS_TEXT_BYTES, "%.*s", length > 0 ? length : 1, path);
+}
+
+/* A file system that knows no locks of folders is no reason not to listen there. */
+static cairn_status lock_folder(const char *path, int *fd_out, struct cairn_sentence *why)
+{
+    char folder[CAIRN_ADDRESS_TEXT_BYTES];
+    folder_of(path, folder);
+    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return refuse(path, "its folder cannot be opened", errno, why);
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
+            *fd_out = fd;
+            return CAIRN_OK;
+        }
+        poll(NULL, 0, TRY_MS);
+    }
+    close(fd);
+    return cairn_fail(why, CAIRN_ERR_BUSY,
+                      "cannot listen on %s: another program holds a lock on its folder; end it, or "
+                      "listen in another folder",
+                      path);
+}
+
+/* CAIRN_OK if a socket may be made at the path: there is nothing, or a socket that nobody
+ * listens on. */
+static cairn_status judge_place(const char *path, struct cairn_sentence *why)
+{
+    struct stat st;
+    struct sockaddr_un addr;
+    if (lstat(path, &st) != 0)
+        return errno == ENOENT ? CAIRN_OK : refuse(path, "it cannot be looked at", errno, why);
+    if (!S_ISSOCK(st.st_mode))
+        return cairn_fail(
+            why, CAIRN_ERR_CONFIG,
+            "cannot listen on %s: what is there is no socket; remove it, or set another path",
+            path);
+    const int fd = socket_of(path, &addr);
+    if (fd < 0) return refuse(path, "no socket", errno, why);
+    const bool is_dead = connect(fd, (struct sockaddr *)&addr, sizeof addr) != 0 &&
+                         errno == ECONNREFUSED;
+    close(fd);
+    if (is_dead) return CAIRN_OK;
+    return cairn_fail(
+        why, CAIRN_ERR_BUSY,
+        "cannot listen on %s: another program listens there; stop it, or set another path", path);
+}
+
+/* Nobody can connect before it listens, and then it has its mode. */
+static cairn_status make(const char *path, int backlog, struct cairn_control_socket *socket_out,
+                         struct cairn_sentence *why)
+{
+    struct stat st;
+    char beside[CAIRN_ADDRESS_PATH_BYTES + 2];
+    struct sockaddr_un addr;
+    snprintf(beside, sizeof beside, "%s~", path);
+    unlink(beside); // of one that died here; the folder is locked
+    const int fd = socket_of(beside, &addr);
+    if (fd < 0) return refuse(path, "no socket", errno, why);
+    if (bind(fd, (struct sockaddr *)&addr, sizeof addr) == 0 && chmod(beside, 0660) == 0 &&
+        listen(fd, backlog) == 0 && lstat(beside, &st) == 0 && rename(beside, path) == 0) {
+        *socket_out = (struct cairn_control_socket) { fd, st.st_dev, st.st_ino };
+        return CAIRN_OK;
+    }
+    const cairn_status status = refuse(path, "it cannot be made", errno, why);
+    unlink(beside);
+    close(fd);
+    return status;
+}
+
+cairn_status cairn_control_socket_open(const char *path, int backlog,
+                                       struct cairn_control_socket *socket_out,
+                                       struct cairn_sentence *why)
+{
+    int lock_fd = -1;
+    cairn_status status = lock_folder(path, &lock_fd, why);
+    if (status != CAIRN_OK) return status;
+    status = judge_place(path, why);
+    if (status == CAIRN_OK) status = make(path, backlog, socket_out, why);
+    close(lock_fd);
+    return status;
+}
+
+void cairn_control_socket_unlink(const char *path, const struct cairn_control_socket *socket)
+{
+    struct stat st;
+    if (lstat(path, &st) == 0 && st.st_dev == socket->device && st.st_ino == socket->inode)
+        unlink(path);
+}
+
+cairn_status cairn_control_socket_folder(const char *path, struct cairn_sentence *why)
+{
+    char folder[CAIRN_ADDRESS_TEXT_BYTES];
+    folder_of(path, folder);
+    if (mkdir(folder, 0750) == 0 || errno == EEXIST) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_CONFIG,
+                      "the folder %s of the control socket cannot be made: %s; make it, set "
+                      "XDG_RUNTIME_DIR to a folder of yours, or set listen in [network]",
+                      folder, strerror(errno));
 }

@@ -16,8 +16,60 @@
 #ifndef CAIRN_BASE_LISTENER_H
 #define CAIRN_BASE_LISTENER_H
 
+#include <sys/types.h>
+
+#include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/loop/stream.h"
 #include "server/base/config.h"
+
+/* ==== control socket ==== */
+
+/* The Unix socket that a daemon listens on.
+ *
+ * It is never there half made, or open to more than its mode says: bound beside its place, given mode 0660,
+ * listening, and then renamed. One of a dead daemon is replaced; one that somebody listens on, or that is no
+ * socket, is left and refused. The folder is locked meanwhile, so of two that start at once the second finds
+ * the first. Blocks for at most a second; at a daemon's start only. */
+
+struct cairn_control_socket {
+    int fd; /* the caller's */
+    /* what was made at the path: nothing else has these numbers while fd is open */
+    dev_t device;
+    ino_t inode;
+};
+
+/* `path`: one that cairn_address_parse took. The folder must exist. CAIRN_ERR_BUSY: somebody listens there.
+ * CAIRN_ERR_CONFIG: it cannot be made there. */
+CAIRN_MUST_CHECK cairn_status cairn_control_socket_open(const char *path, int backlog,
+                                                        struct cairn_control_socket *socket_out,
+                                                        struct cairn_sentence *why);
+/* Removes the socket's name; call it while socket->fd is still open. Somebody may have replaced
+ * the file, even while we listen, if the name was gone for a moment: a file that is not ours
+ * stays. */
+void cairn_control_socket_unlink(const char *path, const struct cairn_control_socket *socket);
+/* Makes the folder of the path, mode 0750, if it is not there; its parent must be. CAIRN_ERR_CONFIG. */
+CAIRN_MUST_CHECK cairn_status cairn_control_socket_folder(const char *path,
+                                                          struct cairn_sentence *why);
+
+/* ==== guard ==== */
+
+/* Reading shared memory that another process made: a page that its host cannot supply (out of
+ * memory, a limit of its control group) is a SIGBUS in the thread that reads, and must not end the
+ * daemon.
+ *
+ * Any thread; a thread that runs guarded code must not block SIGBUS. Guarded code is left at the
+ * instruction that failed, so it must take no locks and allocate nothing; whatever it was
+ * writing is undefined afterwards. */
+
+/* Installs the handler of SIGBUS for the process, once; a SIGBUS outside of guarded code ends the process
+ * as before. CAIRN_ERR_INTERNAL: the system refused. */
+CAIRN_MUST_CHECK cairn_status cairn_guard_install(void);
+
+/* Runs run(arg). NULL: it came to its end. Else it met a SIGBUS at the address that is returned. */
+CAIRN_MUST_CHECK const void *cairn_guard_run(void (*run)(void *arg), void *arg);
+
+/* ==== listener ==== */
 
 #define CAIRN_LISTEN_MAX 8 /* addresses */
 

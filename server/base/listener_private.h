@@ -1,9 +1,9 @@
-/* The inside of a listener (listener.c: places), its doors (door.c: one address each) and its peers (peer.c:
+/* The inside of a listener (listener.c: places), its doors (listener.c: one address each) and its
+ * peers (listener.c:
  * one connection each). */
 #ifndef CAIRN_BASE_LISTENER_PRIVATE_H
 #define CAIRN_BASE_LISTENER_PRIVATE_H
 
-#include "server/base/control_socket.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
 

@@ -1,4 +1,4 @@
-#include "server/base/pool.h"
+#include "server/base/daemon.h"
 
 #include <assert.h>
 #include <pthread.h>
@@ -119,7 +119,7 @@ static void on_wake(uv_async_t *wake)
 }
 
 /* Signals are the loop thread's business, but for the one that a thread brings on itself
- * (server/base/guard.h). */
+ * (server/base/listener.h). */
 static int start_thread(struct pool_thread *thread)
 {
     sigset_t all, before;

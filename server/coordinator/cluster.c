@@ -1,31 +1,23 @@
 /* The coordinator as a whole: opened, ticking, closed. */
+#include "server/coordinator/cluster.h"
+
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/base/durable.h"
+#include "proto/fabric/fabric.h"
+#include "proto/fabric/where.h"
+#include "proto/wire/messages.h"
+#include "server/base/daemon.h"
 #include "server/base/log.h"
-#include "server/coordinator/base/job.h"
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/cluster.h"
-#include "server/coordinator/cut/cuts.h"
-#include "server/coordinator/job/drain.h"
-#include "server/coordinator/job/drop.h"
-#include "server/coordinator/job/first.h"
-#include "server/coordinator/job/jobs.h"
-#include "server/coordinator/job/parts.h"
-#include "server/coordinator/member/seats.h"
-#include "server/coordinator/restore/adopt.h"
-#include "server/coordinator/restore/recovery.h"
-#include "server/coordinator/restore/restore.h"
-#include "server/coordinator/restore/resume.h"
-#include "server/coordinator/seating.h"
-#include "server/coordinator/sessions.h"
-#include "server/coordinator/snapshot/scrub.h"
-#include "server/coordinator/store/backup.h"
-#include "server/coordinator/store/store.h"
-#include "server/coordinator/trust/keys.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/reshard.h"
+#include "server/coordinator/restore.h"
+#include "server/coordinator/snapshot.h"
+#include "server/coordinator/store.h"
 
 const char *cairn_cluster_address(const struct cairn_cluster *cluster)
 {
@@ -271,4 +263,244 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
                              cairn_store_meta(cluster->store)->incarnation);
     *cluster_out = cluster;
     return CAIRN_OK;
+}
+
+/* ==== cluster status ==== */
+
+/* Answers `cairn cluster status`: the coordinator, its shards, workers and readers. */
+
+/* For a field of a message, which nobody writes. */
+static char *path_of(const uint8_t *address, size_t bytes)
+{
+    return (char *)(uintptr_t)cairn_fabric_address_ways(address, bytes);
+}
+
+/* As path_of; written into `text`. */
+static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLACE_BYTES])
+{
+    cairn_fabric_address_print_places(address, bytes, text);
+    return text;
+}
+
+static void fill_shard(Cairn__MemberStatus *out, struct cairn_cluster_seat *seat,
+                       char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
+{
+    cairn__member_status__init(out);
+    out->name = seat->name;
+    out->role = CAIRN_ROLE_WIRE_SHARD;
+    out->state = (char *)(uintptr_t)(seat->session == NULL            ? "away"
+                                     : cairn_cluster_seat_obeys(seat) ? "up"
+                                                                      : "not ours");
+    if (seat->session != NULL) {
+        out->address = (char *)(uintptr_t)cairn_peer_name(seat->session->peer);
+        out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
+        out->place = place_of(seat->fabric_address, seat->fabric_address_bytes, place);
+        out->without = seat->session->without;
+        out->version = seat->session->version;
+        if (cairn_cluster_seat_apart(seat)) out->apart = (char *)(uintptr_t)CAIRN_SEAT_APART_TEXT;
+        out->home = seat->session->home;
+        out->stats = seat->has_stats ? &seat->stats : NULL;
+        out->storage = (char *)(uintptr_t)seat->storage.text;
+        out->unfit = (char *)(uintptr_t)(cairn_cluster_seat_unfit(seat) ? seat->unfit.text : "");
+        out->unheard = (char *)(uintptr_t)cairn_cluster_unheard_text(seat->session);
+    }
+    out->since_ms = now_ms - seat->since_ms;
+    out->state_bytes = seat->stats.state_bytes;
+    out->memory_bytes = seat->memory_bytes;
+}
+
+static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_session *session,
+                         char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
+{
+    cairn__member_status__init(out);
+    out->name = session->name;
+    out->role = session->role;
+    out->state = (char *)(uintptr_t) "up";
+    out->version = session->version;
+    out->address = (char *)(uintptr_t)cairn_peer_name(session->peer);
+    out->path = path_of(session->fabric_address, session->fabric_address_bytes);
+    out->place = place_of(session->fabric_address, session->fabric_address_bytes, place);
+    out->since_ms = now_ms - session->since_ms;
+    out->unheard = (char *)(uintptr_t)cairn_cluster_unheard_text(session);
+}
+
+#define MEMBERS_MAX 4096 /* so that a frame holds them */
+
+static bool is_shown(const struct cairn_cluster_session *session)
+{
+    return session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER;
+}
+
+static size_t count_members(const struct cairn_cluster *cluster)
+{
+    size_t n = 0;
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) n++;
+    for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next)
+        n += is_shown(s);
+    return n < MEMBERS_MAX ? n : MEMBERS_MAX;
+}
+
+/* Shards first, then workers and readers; at most `max`. */
+static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberStatus *out,
+                           char (*places)[CAIRN_PLACE_BYTES], size_t max)
+{
+    const uint64_t now_ms = uv_now(cluster->loop);
+    size_t n = 0;
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL && n < max; s = s->next) {
+        fill_shard(&out[n], s, places[n], now_ms);
+        n++;
+    }
+    for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL && n < max;
+         s = s->next) {
+        if (!is_shown(s)) continue;
+        fill_session(&out[n], s, places[n], now_ms);
+        n++;
+    }
+    return n;
+}
+
+void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t request)
+{
+    const struct cairn_cluster *cluster = session->cluster;
+    struct cairn_cluster_strangers strangers;
+    const size_t max = count_members(cluster);
+    Cairn__MemberStatus *members = calloc(max + 1, sizeof *members);
+    Cairn__MemberStatus **list = calloc(max + 1, sizeof *list);
+    char(*places)[CAIRN_PLACE_BYTES] = calloc(max + 1, sizeof *places);
+    if (members == NULL || list == NULL || places == NULL ||
+        !cairn_cluster_strangers_init(&strangers, cluster)) {
+        free(members);
+        free(list);
+        free(places);
+        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;
+    status.cluster = cluster->options->name;
+    status.coordinator_incarnation = cluster->identity.id.incarnation;
+    const char *build = cluster->options->build;
+    status.version = (char *)(uintptr_t)(build != NULL ? build : CAIRN_VERSION);
+    status.uptime_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
+    status.shards_expected = (uint32_t)cluster->options->shards;
+    status.members = list;
+    status.n_members = fill_members(cluster, members, places, max);
+    for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
+        status.job_count++;
+    status.store = cluster->identity.id.store;
+    status.storage = (char *)(uintptr_t)cluster->storage.watch.said.text;
+    status.strangers = strangers.list;
+    status.n_strangers = strangers.count;
+    cairn_cluster_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);
+    cairn_cluster_strangers_release(&strangers);
+    free(members);
+    free(list);
+    free(places);
+}
+
+/* ==== early ==== */
+
+#define HELD_MAX 64 /* in the cluster */
+
+/* Requests whose answer depends on what shards hold, or on which shards are there. */
+static const uint16_t depends[] = {
+    CAIRN_MSG_DRAIN_ME,        CAIRN_MSG_JOB_AMEND,        CAIRN_MSG_JOB_DIGEST_GET,
+    CAIRN_MSG_JOB_PARK,        CAIRN_MSG_JOB_REMOVE,       CAIRN_MSG_MEMBER_DRAIN,
+    CAIRN_MSG_RESHARD_ASK,     CAIRN_MSG_SHARD_FORGET,     CAIRN_MSG_SNAPSHOT_CANCEL,
+    CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_MSG_CLUSTER_ADOPT,
+    CAIRN_MSG_CLUSTER_FORGET,
+};
+
+/* True if the answer depends on jobs that the store does not know: nobody knows which of their
+ * shards have yet to come. */
+static bool is_of_strangers(uint16_t type)
+{
+    return type == CAIRN_MSG_CLUSTER_ADOPT || type == CAIRN_MSG_CLUSTER_FORGET;
+}
+
+static bool is_told(const struct cairn_cluster *cluster)
+{
+    for (const struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
+        if (job->version_unknown && job->state == CAIRN_CLUSTER_JOB_RUNNING) return false;
+        if (job->park.shut && !job->park.settled) return false; // taken over, and asked once more
+        CAIRN_EACH_SHARD (job, i)
+            if (job->stored && job->shards[i].seat->incarnation == 0) return false;
+    }
+    return true;
+}
+
+/* Also those that do not obey this coordinator. */
+static bool are_all_here(const struct cairn_cluster *cluster)
+{
+    uint64_t here = 0;
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        here += s->session != NULL;
+    return here >= (uint64_t)cluster->options->shards;
+}
+
+/* Once it is over it stays so: who goes away later is missed, and the answers say that. */
+static bool is_early(struct cairn_cluster *cluster, uint16_t type)
+{
+    struct cairn_cluster_earlies *e = &cluster->earlies;
+    const uint64_t passed_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
+    const bool is_lease_over = passed_ms >= (uint64_t)cluster->options->lease_timeout_ms;
+    if (!e->over) e->over = is_lease_over || is_told(cluster);
+    return !e->over || (is_of_strangers(type) && !is_lease_over && !are_all_here(cluster));
+}
+
+bool cairn_cluster_early_hold(struct cairn_cluster_session *session,
+                              const struct cairn_frame *frame)
+{
+    struct cairn_cluster *cluster = session->cluster;
+    struct cairn_cluster_earlies *e = &cluster->earlies;
+    size_t i = 0;
+    while (i < sizeof depends / sizeof *depends && depends[i] != frame->type) i++;
+    if (i == sizeof depends / sizeof *depends || frame->request == 0 ||
+        !is_early(cluster, frame->type))
+        return false;
+    struct cairn_cluster_early *early = e->count < HELD_MAX
+                                            ? malloc(sizeof *early + frame->payload_bytes)
+                                            : NULL;
+    if (early == NULL) {
+        cairn_cluster_session_error(session, frame->request, CAIRN_ERR_BUSY,
+                                    "the coordinator has just started and waits for its shards; "
+                                    "ask again");
+        return true;
+    }
+    *early = (struct cairn_cluster_early) { .session = session, .frame = *frame };
+    if (frame->payload_bytes > 0) memcpy(early->bytes, frame->payload, frame->payload_bytes);
+    early->frame.payload = early->bytes;
+    struct cairn_cluster_early **at = &e->list;
+    while (*at != NULL) at = &(*at)->next;
+    *at = early;
+    e->count++;
+    return true;
+}
+
+struct cairn_cluster_early *cairn_cluster_early_take(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_earlies *e = &cluster->earlies;
+    struct cairn_cluster_early **at = &e->list;
+    while (*at != NULL && is_early(cluster, (*at)->frame.type)) at = &(*at)->next;
+    struct cairn_cluster_early *early = *at;
+    if (early == NULL) return NULL;
+    *at = early->next;
+    e->count--;
+    return early;
+}
+
+void cairn_cluster_early_forget(struct cairn_cluster *cluster,
+                                const struct cairn_cluster_session *session)
+{
+    struct cairn_cluster_early **at = &cluster->earlies.list;
+    while (*at != NULL) {
+        struct cairn_cluster_early *early = *at;
+        if (early->session != session) {
+            at = &early->next;
+            continue;
+        }
+        *at = early->next;
+        cluster->earlies.count--;
+        free(early);
+    }
 }

@@ -1,44 +1,74 @@
 /* The coordinator: the struct to read first.
  *
- *   cluster ── seats      the shards by name, there or away (member/seats.h)
- *     │  └──── sessions   the connections that said Hello; each has the members it opened (base/session.h)
+ *   cluster ── seats      the shards by name, there or away (members.h)
+ *     │  └──── sessions   the connections that said Hello; each has the members it opened (base.h)
  *     └─────── jobs       each with its core, its shards, its members, at most one cut (a snapshot or a
- *                         digest) and at most one restore (base/job.h, base/member.h)
+ *                         digest) and at most one restore (job.h, job.h)
  *
  * The rooms, each of which calls those above it and never those below (tests/tree/tidy.py holds that):
  *
- *   base/      what all stand on: sessions, questions to shards (calls.h), work on other threads (works.h)
- *   store/     what is durable: SQLite, and the one thread that writes it (saves.h)
+ *   base/      what all stand on: sessions, questions to shards (base.h), work on other threads (base.h)
+ *   store/     what is durable: SQLite, and the one thread that writes it (store.h)
  *   round/     the core of a job and what it goes by: terms, reduce groups, what halts it
  *   member/    workers, readers and shards: how they join, what they wait for, which tiles they hold
  *   snapshot/  cuts, periodic snapshots, the folder of those that are committed
- *   job/       jobs are opened, made, amended, lost, dropped; what a core says is done (act.c)
+ *   job/       jobs are opened, made, amended, lost, dropped; what a core says is done (parts.c)
  *   restore/   jobs come back from snapshots, and the store from shards
- *   .          who speaks (sessions.c), who is answered later (early.c), who sits where (seating.c), what
+ *   .          who speaks (sessions.c), who is answered later (cluster.c), who sits where
+ * (sessions.c), what
  *              each role may say (handlers_*.c)
  *
- * Who decides what: the core alone decides a job's rounds and epochs (server/core/round.h). job/jobs.c and
- * restore/restore.c decide jobs, layouts and generations, which are durable before anyone hears of them.
+ * Who decides what: the core alone decides a job's rounds and epochs (server/core/round.h). jobs.c and
+ * restore.c decide jobs, layouts and generations, which are durable before anyone hears of them.
  * sessions.c decides whether a peer is alive: by the end of its connection, or a lease that ran out.
  *
  * Memory: every list hangs on a connection or on a job, and an option or a constant bounds it. Threads:
- * everything runs on the loop's thread, but for the store's writes (store/saves.h) and what works.c sends to
+ * everything runs on the loop's thread, but for the store's writes (store.h) and what calls.c sends to
  * libuv's threads. The loop's thread touches no file once it runs. */
 #ifndef CAIRN_COORDINATOR_CLUSTER_H
 #define CAIRN_COORDINATOR_CLUSTER_H
 
 #include <uv.h>
 
+#include "proto/wire/messages.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
-#include "server/base/wall.h"
-#include "server/coordinator/base/names.h"
-#include "server/coordinator/early.h"
-#include "server/coordinator/job/openings.h"
-#include "server/coordinator/member/standing.h"
-#include "server/coordinator/store/events.h"
-#include "server/coordinator/store/saves.h"
-#include "server/coordinator/store/storage.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/store.h"
+
+/* ==== early ==== */
+
+/* Requests that come early: this coordinator has just started, and what it would answer depends on shards
+ * that have not come back to it, or have not told what they hold. They wait until all have, or for one lease,
+ * by which a shard that lives is back; then they are judged by who is there. Without this a job whose parts
+ * are parked would be called unparked, a plan would leave out the shards that are a moment late, and after a
+ * store was lost there would be nothing to adopt. */
+
+struct cairn_cluster_early {
+    struct cairn_cluster_early *next;
+    struct cairn_cluster_session *session; /* borrowed: forgotten with it */
+    struct cairn_frame frame;              /* its payload is `bytes` */
+    uint8_t bytes[];
+};
+
+/* The cluster's early requests. */
+struct cairn_cluster_earlies {
+    struct cairn_cluster_early *list; /* owned, the oldest first */
+    uint32_t count;
+    bool over; /* nothing is early any more */
+};
+
+/* True: the request waits, or was refused since too many do. */
+bool cairn_cluster_early_hold(struct cairn_cluster_session *session,
+                              const struct cairn_frame *frame);
+/* The oldest that need not wait any more, the caller's to free; NULL: there is none. */
+struct cairn_cluster_early *cairn_cluster_early_take(struct cairn_cluster *cluster);
+void cairn_cluster_early_forget(struct cairn_cluster *cluster,
+                                const struct cairn_cluster_session *session);
+
+/* ==== cluster ==== */
 
 struct cairn_cluster_restore;
 struct cairn_cluster_work;
@@ -98,21 +128,21 @@ struct cairn_cluster {
     struct cairn_listener *listener;
     struct cairn_store *store;
     int lock_fd;                       /* of the store's folder */
-    struct cairn_cluster_keys *keys;   /* trust/keys.h */
-    struct cairn_cluster_scrub *scrub; /* snapshot/scrub.h */
+    struct cairn_cluster_keys *keys;   /* store.h */
+    struct cairn_cluster_scrub *scrub; /* snapshot.h */
     struct cairn_cluster_seat *seats;
     struct cairn_cluster_session *sessions;
     struct cairn_cluster_job *jobs;
     /* owned: what is under way; NULL: nothing is */
-    struct cairn_cluster_restore *restores;    /* restore/restore.h */
-    struct cairn_cluster_resume *resumes;      /* restore/resume.h */
-    struct cairn_cluster_adoption *adoption;   /* restore/adopt.h */
-    struct cairn_cluster_backup *backup;       /* store/backup.h */
-    struct cairn_cluster_drop *drops;          /* job/drop.h */
-    struct cairn_cluster_first *firsts;        /* job/first.h */
-    struct cairn_cluster_reshard_asked *asked; /* job/reshard_admin.c */
-    struct cairn_cluster_removal *removals;    /* snapshot/find.h */
-    struct cairn_cluster_work *works;          /* base/works.h */
+    struct cairn_cluster_restore *restores;    /* restore.h */
+    struct cairn_cluster_resume *resumes;      /* restore.h */
+    struct cairn_cluster_adoption *adoption;   /* restore.h */
+    struct cairn_cluster_backup *backup;       /* store.h */
+    struct cairn_cluster_drop *drops;          /* job.h */
+    struct cairn_cluster_first *firsts;        /* job.h */
+    struct cairn_cluster_reshard_asked *asked; /* reshard_plan.c */
+    struct cairn_cluster_removal *removals;    /* snapshot.h */
+    struct cairn_cluster_work *works;          /* base.h */
     /* each is its module's own */
     struct cairn_cluster_saves saves;
     struct cairn_cluster_events events;
@@ -120,9 +150,9 @@ struct cairn_cluster {
     struct cairn_cluster_identity identity;
     struct cairn_cluster_openings openings;
     struct cairn_cluster_earlies earlies;
-    uint32_t next_request; /* base/calls.c */
+    uint32_t next_request; /* calls.c */
     uint64_t seats_taken;  /* how often a shard sat down */
-    struct {               /* processes that were told to end (job/drain.c): the newest ones */
+    struct {               /* processes that were told to end (drain.c): the newest ones */
         uint64_t incarnations[CAIRN_DRAINED_MAX];
         size_t count; /* ever */
     } drained;

@@ -1,5 +1,6 @@
 /* cairn-coordinator: members, epochs, rounds and snapshots of a cluster. */
 #include "server/base/daemon.h"
+
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 
@@ -51,4 +52,60 @@ int main(int argc, char **argv)
         if (cluster != NULL) cairn_cluster_close(cluster, NULL, NULL);
     }
     return cairn_daemon_run(&daemon);
+}
+
+/* ==== options ==== */
+
+/* The coordinator's configuration, as a table. */
+
+#define AT(member) offsetof(struct cairn_cluster_options, member)
+
+static const struct cairn_option table[] = {
+    { "cluster", "name", CAIRN_OPTION_STRING, AT(name), "cairn", 0, 0, "Name, for people." },
+    { "cluster", "shards", CAIRN_OPTION_INT, AT(shards), "1", 1, 4096,
+      "Shards that a job is spread over. A job is made when so many are up." },
+    { "cluster", "shards_min", CAIRN_OPTION_INT, AT(shards_min), "0", 0, 4096,
+      "So many are enough for a lost job with on_shard_loss = restore-latest, when it has waited "
+      "for "
+      "shards_wait. 0: cluster.shards." },
+    { "cluster", "shards_wait", CAIRN_OPTION_DURATION, AT(shards_wait_ms), "1min", 0, 86400000,
+      "For so long a lost job waits for cluster.shards before fewer are taken." },
+    { "store", "path", CAIRN_OPTION_PATH, AT(store_path), "coordinator", 0, 0,
+      "Data folder: jobs, layouts, epochs. One coordinator at a time." },
+    { "snapshots", "path", CAIRN_OPTION_PATH, AT(snapshots_path), "snapshots", 0, 0,
+      "Folder of snapshots; the shards write there too, so in a cluster it is shared." },
+    { "snapshots", "trust", CAIRN_OPTION_STRING, AT(snapshots_trust), "signed", 0, 0,
+      "What is restored without an operator: signed (by a key of `cairn key list`, or older than "
+      "signatures) or any." },
+    { "snapshots", "foreign", CAIRN_OPTION_BOOL, AT(snapshots_foreign), "no", 0, 0,
+      "Take snapshots.path at the start though another cluster has it, which writes there no "
+      "more." },
+    CAIRN_LISTENER_CONFIG(struct cairn_cluster_options, network),
+    { "lease", "heartbeat", CAIRN_OPTION_DURATION, AT(heartbeat_ms), "1s", 10, 60000,
+      "How often members are told that the coordinator lives, and say so themselves." },
+    { "lease", "timeout", CAIRN_OPTION_DURATION, AT(lease_timeout_ms), "5s", 100, 600000,
+      "A member not heard of for so long is lost. At least twice the heartbeat." },
+    { "round", "step_deadline", CAIRN_OPTION_DURATION, AT(step_deadline_ms), "10min", 0, 86400000,
+      "A worker of which a shard still lacks something so long after a round opened is dropped. 0: "
+      "never." },
+    { "round", "workers_max", CAIRN_OPTION_INT, AT(workers_max), "64", 1, 65536,
+      "Workers of a job at a time. Shards reserve memory for so many." },
+    { "leases", "ttl_max", CAIRN_OPTION_DURATION, AT(lease_ttl_max_ms), "10min", 100, 86400000,
+      "A reader's lease of a version is not longer; it may be renewed again and again." },
+    { "leases", "versions_max", CAIRN_OPTION_INT, AT(lease_versions_max), "4", 0,
+      CAIRN_LEASED_VERSIONS_MAX,
+      "Versions of a job that readers may lease at a time: one copy more of what is fetched, "
+      "each." },
+    { "reshard", "policy", CAIRN_OPTION_STRING, AT(reshard), "manual", 0, 0,
+      "manual: by an operator's word alone; on_join: a shard that comes gets its share of the "
+      "jobs." },
+    { "reshard", "rebalance_above", CAIRN_OPTION_FACTOR, AT(rebalance_above), "1.1", 1000, 100000,
+      "on_join moves nothing while no shard has more than so many times its share." },
+    CAIRN_LOG_CONFIG(struct cairn_cluster_options, log),
+};
+
+const struct cairn_option *cairn_cluster_option_table(size_t *option_count_out)
+{
+    *option_count_out = sizeof table / sizeof *table;
+    return table;
 }

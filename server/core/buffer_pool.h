@@ -1,4 +1,4 @@
-/* The buffer pool of a relay (server/shard/relay/relay.h): which buffer a fold gets that begins a chunk's
+/* The buffer pool of a relay (server/shard/relay.h): which buffer a fold gets that begins a chunk's
  * sum, who waits for one, and when waiting is given up. Pure: no clock, socket, file, thread or allocation.
  * The caller owns all memory, and is asked before a buffer's memory is used for the first time (touched).
  *

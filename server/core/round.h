@@ -25,7 +25,7 @@
  *  - Where the trainer gives states, one belongs to each version: that of the round's rank 0, without whose
  *    COMMIT nothing is decided; a skip and a write keep it. It travels in the payload, as the loss scale.
  *  - So does the learning rate of a driven group: the update goes by what rank 0 gave with its COMMIT.
- *  - And what tensors have missed (missed.h): a step passes by what is frozen, or untouched where that is
+ *  - And what tensors have missed (decision.h): a step passes by what is frozen, or untouched where that is
  *    left alone, and the update of a tensor goes by its own count.
  *  - A skip leaves step and parameters, and is counted for good: step + skips is the number of the batch that
  *    comes next. After skips_max of them in a row that no loss scale could help no round of steps opens, and
@@ -50,9 +50,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "proto/base/sentence.h"
+#include "proto/base/text.h"
 #include "proto/spec/scalars.h"
-#include "proto/spec/schedule.h"
 #include "proto/spec/spec.h"
 #include "server/core/decision.h"
 #include "server/core/step.h"

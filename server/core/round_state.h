@@ -69,7 +69,7 @@ struct next_layout {
     bool taken; /* it is being made durable */
 };
 
-/* The consequences of lost workers (round_loss.c). */
+/* The consequences of lost workers (round_members.c). */
 struct losses {
     uint32_t world;    /* WAIT: so many workers are waited for; 0: for nobody */
     uint64_t until_ms; /* and no longer */
@@ -149,7 +149,7 @@ void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
 /* How many workers the start waits for; 0: for nobody, or not any more. */
 uint32_t cairn_round_start_world(const struct cairn_round *core);
 
-/* round_layout.c */
+/* round.c */
 /* Takes over the holes of the layout that a new incarnation finds; shard_max is not 0. */
 void cairn_round_layout_init(struct cairn_round *core);
 void cairn_round_on_layout(struct cairn_round *core, const struct cairn_round_event *event);
@@ -168,7 +168,7 @@ const char *cairn_round_layout_judge(const struct cairn_round *core);
 struct worker *cairn_round_find_worker(const struct cairn_round *core, uint64_t id);
 void cairn_round_remove_worker(struct cairn_round *core, struct worker *worker);
 
-/* round_late.c */
+/* round_decide.c */
 void cairn_round_on_pause(struct cairn_round *core, const struct cairn_round_event *event);
 /* Ends the pauses whose time is over. */
 void cairn_round_end_pauses(struct cairn_round *core);
@@ -177,7 +177,7 @@ void cairn_round_on_deadline(struct cairn_round *core, struct cairn_round_action
 void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_event *event,
                           struct cairn_round_actions *actions);
 
-/* round_ends.c: how rounds ended, for those who ask late. */
+/* round_members.c: how rounds ended, for those who ask late. */
 /* Notes how that round has ended, for its contributors, also those that left: with `last`, if
  * that is of the round, else it is void. Round 0: `last` is of a former incarnation. */
 void cairn_round_note_end(struct cairn_round *core, uint64_t round);
@@ -190,7 +190,7 @@ void cairn_round_answer_asked(struct cairn_round *core, struct worker *worker,
 void cairn_round_send_void(const struct cairn_round *core, uint64_t member, uint64_t round,
                            struct cairn_round_actions *actions);
 
-/* round_skips.c */
+/* round_decide.c */
 /* Takes the skips over from the last decision's payload; NULL: it told none. A row goes on only if there is a
  * last round: not in a job that was restored, or that an amendment remade. */
 void cairn_round_take_skips(struct cairn_round *core, const struct cairn_skips *told);
@@ -200,7 +200,7 @@ void cairn_round_count_skip(struct cairn_round *core, bool is_hopeless);
 /* Refuses those who wait for a round that does not open; false: nobody does, or it may open. */
 bool cairn_round_refuse(struct cairn_round *core, struct cairn_round_actions *actions);
 
-/* round_loss.c: each is told while the worker is still there. */
+/* round_members.c: each is told while the worker is still there. */
 void cairn_round_note_lost(struct cairn_round *core);
 void cairn_round_note_left(struct cairn_round *core); /* by itself */
 /* Time has passed, or others have come. */
@@ -208,7 +208,7 @@ void cairn_round_end_losses(struct cairn_round *core);
 /* Says how many workers a job that has lost some waits for, and how long at most. */
 void cairn_round_say_lost(const struct cairn_round *core, struct cairn_sentence *out);
 
-/* round_missed.c: which steps passed which tensors by. */
+/* round_decide.c: which steps passed which tensors by. */
 /* A round of steps opens. */
 void cairn_round_missed_begin(struct cairn_round *core);
 /* A shard says what nobody touched. False: there is no such tensor. */
@@ -234,7 +234,7 @@ bool cairn_round_state_there(const struct cairn_round *core);
 /* Every shard is REDUCED: decides. */
 void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *actions);
 
-/* round_epoch.c */
+/* round_members.c */
 void cairn_round_epoch_begin(struct cairn_round *core, struct cairn_round_actions *actions);
 void cairn_round_on_persisted(struct cairn_round *core, const struct cairn_round_event *event,
                               struct cairn_round_actions *actions);

@@ -100,7 +100,7 @@ void cairn_step_grant(struct cairn_step *step, struct member *member,
 /* Ends DRAINING if nothing is in flight any more, and starts the pending round. */
 void cairn_step_drained(struct cairn_step *step, struct cairn_step_actions *actions);
 
-/* step_collect.c: CHUNK, MICRO_END, COMMIT */
+/* step.c: CHUNK, MICRO_END, COMMIT */
 void cairn_step_on_chunk(struct cairn_step *step, const struct cairn_step_event *event,
                          struct cairn_step_actions *actions);
 void cairn_step_on_micro_end(struct cairn_step *step, const struct cairn_step_event *event,

@@ -1,18 +1,25 @@
 /* The connection to the coordinator: connect, Hello, Welcome, heartbeats, and again after a loss.
  * Losing it changes nothing in the jobs: they wait, and the coordinator fences when it is back. */
-#include <assert.h>
-#include <string.h>
-
-#include "server/shard/base/arriving.h"
 #include "server/shard/connection.h"
-#include "server/shard/device.h"
-#include "server/shard/job/held.h"
-#include "server/shard/job/members.h"
+
+#include <assert.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/link/chunk_link.h"
+#include "server/base/daemon.h"
+#include "server/base/log.h"
+#include "server/shard/base.h"
+#include "server/shard/jobs.h"
+#include "server/shard/move.h"
+#include "server/shard/relay.h"
 #include "server/shard/shard.h"
-#include "server/shard/state/pin.h"
-#include "server/shard/state/report.h"
-#include "server/shard/unfit.h"
-#include "server/shard/unheard.h"
+#include "server/shard/state.h"
 
 #define CONNECT_TIMEOUT_MS 5000
 #define WELCOME_TIMEOUT_MS 5000
@@ -299,4 +306,430 @@ void cairn_connection_close(struct cairn_shard *shard, uv_close_cb on_timer_clos
     assert(shard->closing);
     if (session->stream != NULL) cairn_stream_close(session->stream, CAIRN_OK, "shard stops");
     uv_close((uv_handle_t *)&session->timer, on_timer_closed);
+}
+
+/* ==== session ==== */
+
+/* Sends messages to the coordinator. */
+
+/* A message that is left out would break the order that the coordinator relies on. */
+static void judge_sent(struct cairn_session *session, cairn_status status, uint16_t type,
+                       const struct cairn_sentence *why)
+{
+    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
+    cairn_log_error("cannot send %s to the coordinator: %s", cairn_message_name(type), why->text);
+    cairn_stream_close(session->stream, status, "%s", why->text);
+}
+
+void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
+                        const ProtobufCMessage *message)
+{
+    struct cairn_session *session = &shard->session;
+    if (session->stream == NULL || (!session->welcome && type != CAIRN_MSG_HELLO)) return;
+    struct cairn_sentence why;
+    cairn_status status = cairn_stream_send(session->stream, type, request, message, &why);
+    judge_sent(session, status, type, &why);
+}
+
+void cairn_session_send_pages(struct cairn_shard *shard, uint32_t request,
+                              enum cairn_page_what what, struct cairn_packed *packed)
+{
+    struct cairn_session *session = &shard->session;
+    if (session->stream == NULL || !session->welcome) return;
+    struct cairn_sentence why;
+    cairn_status status = cairn_stream_send_pages(session->stream, request, what, packed, &why);
+    judge_sent(session, status, CAIRN_MSG_PAGE, &why);
+}
+
+void cairn_session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
+{
+    struct cairn_session *session = &shard->session;
+    if (session->stream == NULL) return;
+    char text[CAIRN_SENTENCE_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    cairn_log_error("closing the connection to the coordinator: %s", text);
+
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = text;
+    cairn_session_send(shard, CAIRN_MSG_ERROR, 0, &error.base);
+    cairn_stream_finish(session->stream, status, "%s", text);
+}
+
+struct cairn_request cairn_session_request(const struct cairn_shard *shard, uint32_t number)
+{
+    return (struct cairn_request) { .session = shard->session.serial, .number = number };
+}
+
+void cairn_session_answer(struct cairn_shard *shard, struct cairn_request *request,
+                          cairn_status status, const struct cairn_sentence *why)
+{
+    struct cairn_request answered = *request;
+    *request = (struct cairn_request) { 0 };
+    if (answered.session != shard->session.serial) return; // nobody waits, or on a lost session
+    if (status == CAIRN_OK) {
+        Cairn__Done done = CAIRN__DONE__INIT;
+        cairn_session_send(shard, CAIRN_MSG_DONE, answered.number, &done.base);
+        return;
+    }
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(why != NULL ? why->text : cairn_status_text((int)status));
+    cairn_session_send(shard, CAIRN_MSG_ERROR, answered.number, &error.base);
+}
+
+/* ==== member ==== */
+
+/* The members of a job: the table of them, and what is sent to one. */
+
+/* ---- the table: open addressing, a power of two, at most half full ---- */
+
+static size_t home_of(const struct cairn_shard_job *job, uint64_t number)
+{
+    return (size_t)((number * 0x9e3779b97f4a7c15ull) >> 32) & (job->members.capacity - 1);
+}
+
+/* Where the member of that number stands, or would stand. */
+static size_t place_of(const struct cairn_shard_job *job, uint64_t number)
+{
+    size_t i = home_of(job, number);
+    while (job->members.list[i] != NULL && job->members.list[i]->number != number)
+        i = (i + 1) & (job->members.capacity - 1);
+    return i;
+}
+
+struct cairn_member *cairn_member_find(const struct cairn_shard_job *job, uint64_t number)
+{
+    return job->members.capacity == 0 ? NULL : job->members.list[place_of(job, number)];
+}
+
+cairn_status cairn_members_make_room(struct cairn_shard_job *job)
+{
+    if (job->members.count * 2 < job->members.capacity) return CAIRN_OK;
+    const size_t old_capacity = job->members.capacity;
+    const size_t capacity = old_capacity == 0 ? 16 : old_capacity * 2;
+    struct cairn_member **old = job->members.list;
+    struct cairn_member **members = calloc(capacity, sizeof *members);
+    if (members == NULL) return CAIRN_ERR_NO_MEMORY;
+    job->members.list = members;
+    job->members.capacity = capacity;
+    for (size_t i = 0; i < old_capacity; i++) {
+        if (old[i] != NULL) job->members.list[place_of(job, old[i]->number)] = old[i];
+    }
+    free(old);
+    return CAIRN_OK;
+}
+
+void cairn_members_add(struct cairn_shard_job *job, struct cairn_member *member)
+{
+    job->members.list[place_of(job, member->number)] = member;
+    job->members.count++;
+}
+
+/* Takes the member out of the hash table. The members behind it in its run may have to move up, so
+ * that a search still finds them. */
+void cairn_members_take_out(struct cairn_shard_job *job, const struct cairn_member *member)
+{
+    size_t i = place_of(job, member->number);
+    assert(job->members.list[i] == member);
+    job->members.list[i] = NULL;
+    job->members.count--;
+    for (;;) {
+        i = (i + 1) & (job->members.capacity - 1);
+        struct cairn_member *moved = job->members.list[i];
+        if (moved == NULL) return;
+        job->members.list[i] = NULL;
+        job->members.list[place_of(job, moved->number)] = moved;
+    }
+}
+
+/* ---- sending ---- */
+
+uint64_t cairn_member_way(const struct cairn_member *member)
+{
+    return CAIRN_CHUNK_WAY(member->endpoint, member->connection);
+}
+
+void cairn_member_cut(struct cairn_shard_job *job, uint64_t number)
+{
+    struct cairn_member *member = cairn_member_find(job, number);
+    if (member != NULL && member->peer != NULL) member->cut = job->members.cut = true;
+}
+
+void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *header)
+{
+    cairn_member_send_for(member, header, member->job->view->table.map.shard);
+}
+
+void cairn_member_send_for(struct cairn_member *member, struct cairn_chunk_header *header,
+                           uint32_t shard)
+{
+    if (member->peer == NULL || member->cut) return;
+    header->job = member->job->number;
+    header->member = member->number;
+    header->token = member->token;
+    header->tile = shard; // who speaks, see proto/wire/chunk.h
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    cairn_chunk_encode(header, bytes);
+    cairn_status status = cairn_fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);
+    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
+    // An answer that is left out would be waited for: the connection is the unit of loss.
+    cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
+                      member->job->spec.name, cairn_status_text((int)status));
+    member->cut = true;
+    member->job->members.cut = true;
+}
+
+void cairn_member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+                         cairn_status status)
+{
+    cairn_member_refuse_for(member, header, status, member->job->view->table.map.shard);
+}
+
+void cairn_member_refuse_for(struct cairn_member *member, const struct cairn_chunk_header *header,
+                             cairn_status status, uint32_t shard)
+{
+    struct cairn_chunk_header nak = *header;
+    nak.kind = CAIRN_CHUNK_NAK;
+    nak.value = (uint64_t)status;
+    nak.payload_bytes = nak.checksum = 0;
+    cairn_member_send_for(member, &nak, shard);
+}
+
+void cairn_member_note_refusal(struct cairn_member *member, const struct cairn_chunk_header *header,
+                               const char *why)
+{
+    member->job->shard->stats.chunks_refused++;
+    cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "refused %s of job %s from %s: %s",
+                      cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name,
+                      why);
+}
+
+void cairn_member_unreadable(struct cairn_shard_job *job, uint64_t number)
+{
+    const struct cairn_member *member = cairn_member_find(job, number);
+    struct cairn_sentence why;
+    if (member == NULL) return; // it left meanwhile, and its round is void
+    cairn_sentence_set(
+        &why,
+        "the shared memory of %s (rank %u) cannot be read by shard %s: its host has no page for it "
+        "(out of memory, or at the limit of its control group); give the trainer more memory, or "
+        "touch what cairn_alloc gave before pushing from it",
+        member->name, member->rank, job->shard->name);
+    cairn_log_error("job %s: %s", job->spec.name, why.text);
+    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
+    fault.job = job->number;
+    fault.member = number;
+    fault.text = why.text;
+    cairn_session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+}
+
+/* ==== addresses ==== */
+
+#define LOOK_MS 500
+#define SAY_MS  60000
+
+/* A card is "mlx5_0:1", anything else a device of the kernel. */
+static bool is_device(const char *name)
+{
+    char path[CAIRN_PLACE_DEVICES_BYTES + 64];
+    const size_t length = strcspn(name, ":");
+    if (name[length] != ':') return if_nametoindex(name) != 0;
+    snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", (int)length, name);
+    return access(path, F_OK) == 0;
+}
+
+bool cairn_addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
+{
+    for (const char *at = devices; *at != '\0';) {
+        const size_t length = strcspn(at, ",;");
+        snprintf(out, CAIRN_PLACE_DEVICES_BYTES, "%.*s", (int)length, at);
+        if (!is_device(out)) return true;
+        at += length + (at[length] != '\0');
+    }
+    return false;
+}
+
+/* True if UCX's tcp can use the device: it has an IP and is up, and so is the other end of its
+ * cable. */
+static bool is_usable(const struct ifaddrs *one, const char *device, size_t length)
+{
+    const unsigned up = IFF_UP | IFF_RUNNING;
+    char ip[INET6_ADDRSTRLEN];
+    return strcspn(one->ifa_name, ":") == length && strncmp(one->ifa_name, device, length) == 0 &&
+           (one->ifa_flags & up) == up && cairn_ip_print(one->ifa_addr, ip);
+}
+
+/* One of them is enough; a card ("mlx5_0:1") is opened without an IP, too. */
+static bool is_there(const char *network, const struct ifaddrs *all)
+{
+    if (strchr(network, ':') != NULL) return true;
+    for (const char *at = network; *at != '\0';) {
+        const size_t length = strcspn(at, ",");
+        for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next)
+            if (is_usable(one, at, length)) return true;
+        at += length + (at[length] == ',');
+    }
+    return false;
+}
+
+/* The devices of the first network that lacks an address, with ',' between them. False: none does. */
+static bool find_lacking(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
+{
+    struct ifaddrs *all;
+    bool lacks = false;
+    if (getifaddrs(&all) != 0) return false;
+    for (const char *at = devices; *at != '\0' && !lacks;) {
+        const size_t length = strcspn(at, ";");
+        snprintf(out, CAIRN_PLACE_DEVICES_BYTES, "%.*s", (int)length, at);
+        at += length + (at[length] == ';');
+        lacks = length > 0 && !is_there(out, all);
+    }
+    freeifaddrs(all);
+    return lacks;
+}
+
+static void say(struct cairn_addresses *addresses, const char *device, bool is_absent)
+{
+    char status[CAIRN_PLACE_DEVICES_BYTES + 64];
+    const uint64_t now_ms = uv_now(addresses->timer.loop);
+    if (addresses->said_ms != 0 && addresses->said_absent == is_absent &&
+        now_ms - addresses->said_ms < SAY_MS)
+        return;
+    addresses->said_ms = now_ms + 1; // not 0
+    addresses->said_absent = is_absent;
+    snprintf(status, sizeof status, "waits for device %s: %s", device,
+             is_absent ? "it is not there" : "no address, or not up");
+    cairn_notify_status(status);
+    if (is_absent)
+        cairn_log_warn("this host has no device %s: this shard waits for it; `ip link` and "
+                       "/sys/class/infiniband list those it has, and fabric.device names it",
+                       device);
+    else
+        cairn_log_warn("device %s has no address yet, or is not up: this shard waits for that; "
+                       "`ip -br addr` shows what it has, and fabric.device names it",
+                       device);
+}
+
+static void look_addresses(uv_timer_t *timer)
+{
+    struct cairn_addresses *addresses = timer->data;
+    char lacking[CAIRN_PLACE_DEVICES_BYTES];
+    const bool is_absent = cairn_addresses_find_absent(addresses->devices, lacking);
+    if (is_absent || find_lacking(addresses->devices, lacking)) {
+        say(addresses, lacking, is_absent);
+        uv_timer_start(timer, look_addresses, LOOK_MS, 0);
+        return;
+    }
+    cairn_addresses_close(addresses);
+    addresses->on_there(addresses->context);
+}
+
+void cairn_addresses_await(struct cairn_addresses *addresses, uv_loop_t *loop, const char *devices,
+                           void (*on_there)(void *context), void *context)
+{
+    addresses->devices = devices;
+    addresses->said_ms = 0;
+    addresses->on_there = on_there;
+    addresses->context = context;
+    uv_timer_init(loop, &addresses->timer);
+    addresses->timer.data = addresses;
+    look_addresses(&addresses->timer);
+}
+
+void cairn_addresses_close(struct cairn_addresses *addresses)
+{
+    uv_handle_t *handle = (uv_handle_t *)&addresses->timer;
+    if (handle->loop != NULL && !uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+/* ==== unheard ==== */
+
+/* Adds who is at the other end, if it has been silent for long. The end of one on this host is noticed: no
+ * way there is cut. */
+static void look_unheard(struct cairn_unheard *list, const struct cairn_shard *shard,
+                         const struct cairn_chunk_link *link, char *name)
+{
+    size_t i = 0;
+    if (cairn_chunk_link_silent_ms(link, uv_now(shard->loop)) < shard->unheard_ms ||
+        cairn_chunk_link_shares(link))
+        return;
+    while (i < list->count && strcmp(list->names[i], name) != 0) i++;
+    if (i == list->count && i < CAIRN_UNHEARD_MAX) list->names[list->count++] = name;
+}
+
+static void look_at_givers(struct cairn_unheard *list, const struct cairn_shard *shard,
+                           struct cairn_take *take)
+{
+    const struct cairn_chunk_link *link;
+    char *name;
+    for (uint32_t i = 0; (link = cairn_take_link(take, i, &name)) != NULL; i++)
+        look_unheard(list, shard, link, name);
+}
+
+void cairn_unheard_list(const struct cairn_shard *shard, struct cairn_unheard *list_out)
+{
+    list_out->count = 0;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        struct cairn_relay *relay = cairn_relay_of(job);
+        if (job->move.now != NULL && job->move.now->take != NULL)
+            look_at_givers(list_out, shard, job->move.now->take);
+        for (uint32_t i = 0; relay != NULL && i < relay->owner_count; i++)
+            look_unheard(list_out, shard, &relay->owners[i].link, relay->owners[i].name);
+    }
+}
+
+/* ==== late ==== */
+
+/* Lists the contributors of which something is missing in the open round. The coordinator asks for
+ * it when the step's deadline has passed, or when the round takes long. */
+
+/* Lacks that do not fit into a frame are left out: those that are named first suffice as a
+ * reason. */
+#define TOLD_MAX 16384
+
+struct list {
+    uint64_t members[TOLD_MAX];
+    uint32_t micros[TOLD_MAX];
+    uint32_t flags[TOLD_MAX]; /* enum cairn_lack_flags */
+    size_t count;
+};
+
+static void add_core(struct list *list, const struct cairn_step *core, uint32_t flags)
+{
+    static struct cairn_step_waiting waiting[TOLD_MAX]; // the loop's thread alone is here
+    size_t count = cairn_step_waiting(core, waiting, TOLD_MAX);
+    if (count > TOLD_MAX - list->count) count = TOLD_MAX - list->count;
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = list->count++;
+        list->members[at] = waiting[i].member;
+        list->micros[at] = waiting[i].micro;
+        list->flags[at] = flags | (waiting[i].waits ? CAIRN_LACK_WAITS : 0u) |
+                          (waiting[i].arrived > 0 ? CAIRN_LACK_ARRIVED : 0u);
+    }
+}
+
+void cairn_shard_job_tell_lacks(struct cairn_shard_job *job, const Cairn__LacksGet *message)
+{
+    struct list *list = calloc(1, sizeof *list);
+    const struct cairn_relay *relay = cairn_relay_of(job);
+    Cairn__Lacks lacks = CAIRN__LACKS__INIT;
+    if (list == NULL) return; // it is asked again at the next deadline
+    if (cairn_step_round(job->collector.step) == message->round)
+        add_core(list, job->collector.step, 0);
+    for (uint32_t i = 0; relay != NULL && relay->round == message->round && i < relay->owner_count;
+         i++)
+        add_core(list, relay->owners[i].collector.step, CAIRN_LACK_RELAYED);
+    lacks.job = message->job;
+    lacks.epoch = message->epoch;
+    lacks.round = message->round;
+    lacks.members = list->members;
+    lacks.micros = list->micros;
+    lacks.flags = list->flags;
+    lacks.n_members = lacks.n_micros = lacks.n_flags = list->count;
+    cairn_session_send(job->shard, CAIRN_MSG_LACKS, 0, &lacks.base);
+    free(list);
 }

@@ -2,7 +2,16 @@
 #ifndef CAIRN_SHARD_CONNECTION_H
 #define CAIRN_SHARD_CONNECTION_H
 
+#include <stdbool.h>
+#include <stddef.h>
+#include <uv.h>
+
+#include "proto/fabric/fabric.h"
+#include "proto/fabric/where.h"
 #include "proto/loop/stream.h"
+#include "proto/spec/spec.h"
+#include "proto/wire/messages.h"
+#include "server/shard/shard.h"
 
 struct cairn_shard;
 
@@ -19,5 +28,87 @@ void cairn_connection_fenced(struct cairn_shard *shard, const char *text);
 void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame);
 /* shard.c: while it closes, the stream of the session is gone. */
 void cairn_shard_stream_closed(struct cairn_shard *shard);
+
+/* ==== addresses ==== */
+
+/* The devices that bulk data goes over, and their addresses. At boot a device may be made late (a bond, a
+ * virtual function), and may be there before its address is (DHCP, a switch that takes its time). UCX cannot
+ * be opened on it then, and a daemon that ended for that, again and again, would be given up by its
+ * supervisor. So it waits, and says for what. Loop thread. */
+
+struct cairn_addresses {
+    uv_timer_t timer;
+    const char *devices; /* borrowed: as fabric.device has them */
+    uint64_t said_ms;    /* uv_now */
+    bool said_absent;    /* then: no device, and not no address */
+    void (*on_there)(void *context);
+    void *context;
+};
+
+/* The first of these devices that this host does not have. */
+bool cairn_addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES]);
+/* Calls on_there when this host has all of these devices, and each network one that is up and has an address;
+ * at once if so, else from the loop. */
+void cairn_addresses_await(struct cairn_addresses *addresses, uv_loop_t *loop, const char *devices,
+                           void (*on_there)(void *context), void *context);
+/* Safe to call again. on_there is not called any more. */
+void cairn_addresses_close(struct cairn_addresses *addresses);
+
+/* ==== device ==== */
+
+/* Where the state of a shard's jobs lies: in host memory, or on a device. */
+
+/* "host", "cuda", "auto" */
+bool cairn_device_backend_ok(const char *backend);
+/* Opens the device that the options ask for, and says in the log where state lies, and why not elsewhere.
+ * Without one `auto` goes on with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED,
+ * CAIRN_ERR_NO_MEMORY: cuda was asked for and cannot be had. */
+CAIRN_MUST_CHECK cairn_status cairn_device_open(struct cairn_shard *shard,
+                                                const struct cairn_shard_options *options,
+                                                struct cairn_sentence *why);
+/* Says in the log how what lies on the device goes to other hosts; after the fabric was opened. */
+void cairn_device_say_way(const struct cairn_shard *shard);
+/* Fills in what the device has done so far, if there is one. */
+void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats);
+/* Fills in the description of the device, or of the host if there is none. `out` borrows from the
+ * shard. */
+void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out);
+
+/* ==== landing ==== */
+
+/* Messages from the fabric: each one is judged, then received, answered or dropped. Loop thread. */
+
+void cairn_landing_on_message(void *shard, const void *header, size_t header_bytes,
+                              size_t payload_bytes, struct cairn_fabric_message *message);
+
+/* ==== late ==== */
+
+/* Lists the contributors of which something is missing in the open round. Loop thread. */
+
+struct cairn_shard_job;
+
+/* Answers by Lacks. */
+void cairn_shard_job_tell_lacks(struct cairn_shard_job *job, const Cairn__LacksGet *message);
+
+/* ==== unheard ==== */
+
+/* Shards that say nothing to this one over the data path, though something of them is awaited: those that
+ * give it state (move.h), and those that it relays to or reads from (relay.h). Its heartbeats
+ * name them, as a worker's do. Loop thread. */
+
+#define CAIRN_UNHEARD_MAX 16
+
+struct cairn_unheard {
+    char *names[CAIRN_UNHEARD_MAX]; /* borrowed, each once */
+    size_t count;
+};
+
+void cairn_unheard_list(const struct cairn_shard *shard, struct cairn_unheard *list_out);
+
+/* ==== without ==== */
+
+/* The optional features that this build and this host lack, as bits of enum cairn_without. Reads
+ * /sys. */
+uint32_t cairn_shard_find_without(bool has_device);
 
 #endif

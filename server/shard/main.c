@@ -9,10 +9,7 @@
 #include "proto/fabric/where.h"
 #include "proto/spec/spec.h"
 #include "server/base/daemon.h"
-#include "server/base/headroom.h"
-#include "server/base/host_lock.h"
-#include "server/shard/addresses.h"
-#include "server/shard/device.h"
+#include "server/shard/connection.h"
 #include "server/shard/shard.h"
 
 struct values {

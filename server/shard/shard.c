@@ -1,30 +1,24 @@
 /* Opening and closing a shard. */
-#include "server/shard/base/arriving.h"
-#include "server/shard/connection.h"
-#include "server/shard/device.h"
-#include "server/shard/job/admit.h"
-#include "server/shard/job/create.h"
-#include "server/shard/job/held.h"
-#include "server/shard/job/open.h"
-#include "server/shard/job/own.h"
-#include "server/shard/job/update.h"
-#include "server/shard/landing.h"
-#include "server/shard/move/force.h"
-#include "server/shard/move/give.h"
 #include "server/shard/shard.h"
-#include "server/shard/without.h"
-
-#include "proto/fabric/where.h"
-#include "proto/link/chunk_link.h"
-#include "server/base/yield.h"
-#include "server/base/guard.h"
-#include "server/base/host_lock.h"
-#include "server/shard/state/pin_write.h"
 
 #include <assert.h>
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+
+#include "gpu/gpu.h"
+#include "proto/fabric/where.h"
+#include "proto/link/chunk_link.h"
+#include "proto/store/storage.h"
+#include "server/base/daemon.h"
+#include "server/base/listener.h"
+#include "server/shard/base.h"
+#include "server/shard/connection.h"
+#include "server/shard/jobs.h"
+#include "server/shard/move.h"
+#include "server/shard/part.h"
+#include "server/shard/state.h"
 
 #define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where it lies */
 #define MEMORY_THREADS 4          /* make pages: from there on the kernel is what takes the time */
@@ -266,4 +260,388 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     }
     *shard_out = shard;
     return CAIRN_OK;
+}
+
+/* ==== device ==== */
+
+/* They put lists together and bring what workers have in memory to where a device can take it; so many keep
+ * copies and kernels beside each other. */
+#define DEVICE_THREADS 4
+
+bool cairn_device_backend_ok(const char *backend)
+{
+    return strcmp(backend, "host") == 0 || strcmp(backend, "cuda") == 0 ||
+           strcmp(backend, "auto") == 0;
+}
+
+/* ---- memory of the card that workers show ---- */
+
+static cairn_status import(void *context, const struct cairn_fabric_offer *offer, int fd,
+                           void **address_out, struct cairn_sentence *why)
+{
+    const struct cairn_shard *shard = context;
+    const void *address;
+    const cairn_status status = cairn_home_import(shard->device.home, fd, offer->bytes, &address,
+                                                  why);
+    if (status == CAIRN_OK) *address_out = (void *)(uintptr_t)address;
+    return status;
+}
+
+static void release(void *context, void *address, uint64_t bytes)
+{
+    const struct cairn_shard *shard = context;
+    cairn_home_import_release(shard->device.home, address, bytes);
+}
+
+static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
+{
+    const struct cairn_shard *shard = context;
+    struct cairn_works *works = cairn_compute_loop(&shard->device);
+    struct cairn_sentence why;
+    cairn_works_copy(works, to_host, from_device, bytes);
+    return cairn_works_run(works, &why);
+}
+
+static void offer_imports(struct cairn_shard *shard)
+{
+    const struct cairn_home_info *info = cairn_home_info(shard->device.home);
+    if (!info->exports) return;
+    shard->imports = (struct cairn_fabric_device) { .uuid_count = 1,
+                                                    .is_reached = info->is_reached,
+                                                    .has_dma_buf = info->has_dma_buf,
+                                                    .context = shard,
+                                                    .import = import,
+                                                    .release = release,
+                                                    .copy = copy };
+    memcpy(shard->imports.uuids[0], info->uuid, sizeof shard->imports.uuids[0]);
+    for (uint32_t i = 0; i < info->peer_count; i++)
+        memcpy(shard->imports.uuids[shard->imports.uuid_count++], info->peer_uuids[i],
+               sizeof shard->imports.uuids[0]);
+}
+
+/* ---- the device ---- */
+
+static cairn_status open_home(struct cairn_shard *shard, const char *device,
+                              struct cairn_sentence *why)
+{
+    struct cairn_home *home;
+    const bool is_named = device != NULL && device[0] != '\0';
+    cairn_status status = cairn_home_open_cuda(is_named ? device : NULL, &home, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_compute_open(&shard->device, shard->loop, home, "cairn-device", DEVICE_THREADS,
+                                why);
+    // No thread of it runs: they are opened last. Jobs go to what is there, so nothing may stay.
+    if (status != CAIRN_OK) cairn_compute_close(&shard->device);
+    return status;
+}
+
+static void say(struct cairn_shard *shard)
+{
+    const struct cairn_home_info *info = cairn_home_info(shard->device.home);
+    cairn_log_info(
+        "state lies on %s (%s), which has %llu bytes, %llu of them taken by this process's context "
+        "and by others; %u streams stage in up to %llu of what is free, and in as many of host "
+        "memory, pinned",
+        info->device, info->driver, (unsigned long long)info->total_bytes,
+        (unsigned long long)info->taken_bytes, cairn_compute_lanes(&shard->device),
+        (unsigned long long)cairn_compute_staging_left(&shard->device));
+    if (info->numa_node != CAIRN_NUMA_NONE)
+        cairn_log_info("%s is next to NUMA node %d: its threads run there, and pinned memory is of "
+                       "there",
+                       info->device, info->numa_node);
+    if (info->warning[0] != '\0') cairn_log_warn("%s: %s", info->device, info->warning);
+}
+
+cairn_status cairn_device_open(struct cairn_shard *shard, const struct cairn_shard_options *options,
+                               struct cairn_sentence *why)
+{
+    const char *backend = options->backend != NULL ? options->backend : "host";
+    struct cairn_sentence reason = { "compute.backend is host" };
+    cairn_status status = CAIRN_ERR_NOT_FOUND;
+    if (strcmp(backend, "host") != 0) status = open_home(shard, options->device, &reason);
+    if (status == CAIRN_OK) {
+        say(shard);
+        offer_imports(shard);
+        return CAIRN_OK;
+    }
+    if (strcmp(backend, "cuda") == 0)
+        return cairn_fail(why, status, "compute.backend = cuda: %s", reason.text);
+    const char *host = cairn_home_info(shard->host.home)->device;
+    if (strcmp(backend, "host") == 0 || status == CAIRN_ERR_NOT_FOUND)
+        cairn_log_info("state lies in host memory (%s): %s", host, reason.text);
+    else // there may be a device, and nobody uses it
+        cairn_log_warn("state lies in host memory (%s): %s", host, reason.text);
+    shard->no_device = reason;
+    return CAIRN_OK;
+}
+
+static bool goes_directly(const struct cairn_shard *shard, const char **why_out)
+{
+    *why_out = "no state of this shard lies on a card";
+    if (shard->device.home == NULL) return false;
+    *why_out = "the card has no memory that others may map (cuMemCreate with POSIX handles)";
+    if (shard->imports.uuid_count == 0) return false;
+    return cairn_fabric_takes_device(shard->fabric, why_out);
+}
+
+void cairn_device_say_way(const struct cairn_shard *shard)
+{
+    const char *why;
+    const bool is_direct = goes_directly(shard, &why);
+    if (shard->device.home == NULL) return;
+    cairn_log_info("what lies on the card goes to other hosts %s: %s",
+                   is_direct ? "from there" : "through host memory", why);
+}
+
+void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out)
+{
+    struct cairn_home *home = shard->device.home != NULL ? shard->device.home : shard->host.home;
+    struct cairn_home_info *info = (struct cairn_home_info *)(uintptr_t)cairn_home_info(home);
+    cairn__home__init(out);
+    out->backend = (char *)(uintptr_t)info->backend;
+    out->device = info->device;
+    out->driver = info->driver;
+    out->total_bytes = info->total_bytes;
+    out->taken_bytes = info->taken_bytes;
+    out->warning = info->warning;
+    out->why = shard->no_device.text;
+    const char *way_why;
+    out->device_memory = goes_directly(shard, &way_why) ? (char *)(uintptr_t) "device"
+                                                        : (char *)(uintptr_t) "host";
+    out->device_memory_why = (char *)(uintptr_t)way_why;
+    const char *failure = cairn_home_failure(home);
+    if (failure != NULL) out->failed = (char *)(uintptr_t)failure;
+}
+
+void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats)
+{
+    if (shard->device.home == NULL) return;
+    const struct cairn_home_use use = cairn_home_use(shard->device.home);
+    stats->launches = use.launches;
+    stats->in_bytes = use.bytes_in;
+    stats->out_bytes = use.bytes_out;
+    stats->pinned_bytes = use.pinned_bytes;
+    stats->unpinned_bytes = use.unpinned_bytes;
+}
+
+/* ==== unfit ==== */
+
+/* In which a coordinator gives up the jobs that lay on the device: of a shard that is away it would wait for
+ * them. */
+#define BEATS 5
+
+/* Jobs that go on without the device. */
+static size_t count_others(const struct cairn_shard *shard)
+{
+    size_t count = 0;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        count += job->state != CAIRN_JOB_FAULTED && job->state != CAIRN_JOB_LEAVING &&
+                 job->memory.device == 0;
+    return count;
+}
+
+/* Closes the connection, since the coordinator knows nothing of the failure and learns it from the
+ * next Hello. Requests that it has made meanwhile it makes again. */
+static void tell(struct cairn_shard *shard, const char *failure)
+{
+    cairn_log_error("this shard is unfit: %s", failure);
+    cairn_stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
+}
+
+void cairn_unfit_look(struct cairn_shard *shard)
+{
+    struct cairn_home *home = shard->device.home;
+    const char *failure = home != NULL ? cairn_home_failure(home) : NULL;
+    if (failure == NULL || shard->closing || shard->events.on_unfit == NULL) return;
+    if (!shard->unfit.is_told) {
+        tell(shard, failure);
+        return;
+    }
+    const size_t others = count_others(shard);
+    if (others > 0 && !shard->unfit.is_said) {
+        shard->unfit.is_said = true;
+        cairn_log_error(
+            "this shard is unfit, and serves on those jobs of which nothing lies on its "
+            "device (%zu), until they are on other shards, where the coordinator brings them if "
+            "any is there; it ends with the last of them: `cairn cluster status` says how far "
+            "that is",
+            others);
+    }
+    if (others > 0 || ++shard->unfit.beats < BEATS) return;
+    cairn_log_error("this shard is unfit and ends, since nothing that it holds is whole: %s",
+                    failure);
+    shard->events.on_unfit(shard, shard->events.context);
+}
+
+/* ==== drain ==== */
+
+#define LEASE_MS      5000 /* of a coordinator that was never here */
+#define DRAIN_REQUEST 1    /* the one request that a shard makes of a coordinator */
+
+/* The last word: the shard may be closed in it. */
+static void end(struct cairn_shard *shard)
+{
+    shard->drain.is_wanted = false;
+    uv_timer_stop(&shard->drain.timer);
+    if (shard->events.on_drained != NULL && !shard->closing)
+        shard->events.on_drained(shard, shard->events.context);
+}
+
+/* The coordinator of this session was asked, and is at it. */
+static bool is_asked(const struct cairn_shard *shard)
+{
+    return shard->session.welcome && shard->drain.asked == shard->session.serial;
+}
+
+static void on_time(uv_timer_t *timer)
+{
+    struct cairn_shard *shard = timer->data;
+    if (is_asked(shard))
+        cairn_log_error(
+            "the time to bring elsewhere what this shard holds is over: it ends, and what it has "
+            "of %zu jobs is lost with it; give it more (shard.drain_seconds, and TimeoutStopSec "
+            "of its unit), or drain it before it is stopped: `cairn member drain %s`",
+            cairn_held_count(shard), shard->name);
+    else
+        cairn_log_error(
+            "%s: nobody brings elsewhere what this shard holds, so it ends, and what it has of "
+            "%zu jobs is lost with it; stop shards while their coordinator runs",
+            shard->session.welcome
+                ? "the coordinator that is here is not the one whose state this is"
+                : "no coordinator is here",
+            cairn_held_count(shard));
+    end(shard);
+}
+
+/* Until the end of the time that there is; without a coordinator that can be asked no longer than one takes
+ * to be started again. */
+static void wait_on(struct cairn_shard *shard)
+{
+    const uint64_t now_ms = uv_now(shard->loop);
+    uint64_t left_ms = now_ms < shard->drain.due_ms ? shard->drain.due_ms - now_ms : 0;
+    const uint64_t lease_ms = shard->session.lease_ms != 0 ? shard->session.lease_ms : LEASE_MS;
+    if (!is_asked(shard) && left_ms > 2 * lease_ms) left_ms = 2 * lease_ms;
+    uv_timer_start(&shard->drain.timer, on_time, left_ms, 0);
+}
+
+static void ask(struct cairn_shard *shard)
+{
+    struct cairn_session *session = &shard->session;
+    Cairn__DrainMe message = CAIRN__DRAIN_ME__INIT;
+    const uint64_t now_ms = uv_now(shard->loop);
+    if (!session->welcome || session->standing != CAIRN_STANDING_GOOD) return;
+    if (shard->drain.asked == session->serial) return;
+    shard->drain.asked = session->serial;
+    message.seconds = now_ms < shard->drain.due_ms
+                          ? (uint32_t)((shard->drain.due_ms - now_ms + 999) / 1000)
+                          : 1;
+    cairn_session_send(shard, CAIRN_MSG_DRAIN_ME, DRAIN_REQUEST, &message.base);
+}
+
+void cairn_shard_drain(struct cairn_shard *shard, uint32_t seconds)
+{
+    if (shard->drain.is_wanted) return;
+    shard->drain.is_wanted = true;
+    if (cairn_held_count(shard) == 0) {
+        end(shard);
+        return;
+    }
+    uv_update_time(shard->loop);
+    shard->drain.due_ms = uv_now(shard->loop) + 1000ull * seconds;
+    cairn_log_info(
+        "asked to end: what %zu jobs have here is to go to other shards first, within %u s",
+        cairn_held_count(shard), seconds);
+    ask(shard);
+    wait_on(shard);
+}
+
+void cairn_drain_on_welcome(struct cairn_shard *shard)
+{
+    if (!shard->drain.is_wanted) return;
+    ask(shard);
+    if (is_asked(shard)) wait_on(shard);
+}
+
+void cairn_drain_on_lost(struct cairn_shard *shard)
+{
+    if (shard->drain.is_wanted) wait_on(shard);
+}
+
+static bool is_answer(const struct cairn_shard *shard, const struct cairn_frame *frame)
+{
+    return shard->drain.is_wanted && shard->drain.asked == shard->session.serial &&
+           frame->request == DRAIN_REQUEST &&
+           (frame->type == CAIRN_MSG_DONE || frame->type == CAIRN_MSG_ERROR);
+}
+
+bool cairn_drain_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+                            const ProtobufCMessage *message)
+{
+    if (shard->session.standing != CAIRN_STANDING_GOOD) return false;
+    if (frame->type == CAIRN_MSG_MEMBER_END) {
+        cairn_log_info("this shard holds nothing and is known no more: it ends (%s)",
+                       ((const Cairn__MemberEnd *)message)->why);
+    } else if (!is_answer(shard, frame)) {
+        return false;
+    } else if (frame->type == CAIRN_MSG_DONE) {
+        cairn_log_info("what this shard held is on other shards: it ends");
+    } else {
+        cairn_log_error(
+            "this shard ends, and what it has of %zu jobs is not brought to other shards: %s",
+            cairn_held_count(shard), ((const Cairn__Error *)message)->text);
+    }
+    end(shard);
+    return true;
+}
+
+/* ==== storage ==== */
+
+static cairn_status judge(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
+                          struct cairn_sentence *why)
+{
+    (void)owner; // the coordinator has judged that
+    const cairn_status status = cairn_storage_check(path, token, why);
+    if (status != CAIRN_OK)
+        cairn_sentence_add(why,
+                           "; mount the coordinator's snapshots.path at that path, for one user");
+    return status;
+}
+
+static void on_said(struct cairn_storage_watch *watch)
+{
+    if (watch->said.text[0] != '\0')
+        cairn_log_warn("no snapshot can be saved by this shard: %s", watch->said.text);
+    else
+        cairn_log_info("snapshots go to %s", watch->path);
+    cairn_connection_beat(watch->context);
+}
+
+cairn_status cairn_shard_storage_open(struct cairn_shard *shard, struct cairn_sentence *why)
+{
+    shard->storage =
+        (struct cairn_storage_watch) { .judge = judge, .on_said = on_said, .context = shard };
+    return cairn_storage_watch_open(&shard->storage, shard->loop, why);
+}
+
+/* ==== without ==== */
+
+/* Finds which optional features this build and this host lack. */
+
+static bool has_card(void)
+{
+    DIR *folder = opendir("/sys/class/infiniband");
+    bool found = false;
+    for (const struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
+        found |= entry->d_name[0] != '.';
+    if (folder != NULL) closedir(folder);
+    return found;
+}
+
+uint32_t cairn_shard_find_without(bool has_device)
+{
+    uint32_t without = 0;
+    if (!has_card()) without |= CAIRN_WITHOUT_RDMA;
+    if (!has_device) without |= CAIRN_WITHOUT_GPU;
+    if (strcmp(cairn_backend_host()->isa, "avx512") != 0) without |= CAIRN_WITHOUT_AVX512;
+    return without;
 }

@@ -1,8 +1,8 @@
 /* A shard: one daemon's part of every job's state, and the struct to read first.
  *
- *   coordinator ─ connection.c ─ handlers.c ─┐           ┌─ own.c ─► grant, ack, refuse (member.c)
- *                                            ├─ step.h ──┼─ own.c ─► fold, reduce, update (update.c)
- *   workers ────── landing.c ────────────────┘  (core)   └─ own.c ─► reduced, published (session.c)
+ *   coordinator ─ connection.c ─ handlers.c ─┐           ┌─ members.c ─► grant, ack, refuse (connection.c)
+ *                                            ├─ step.h ──┼─ members.c ─► fold, reduce, update (update.c)
+ *   workers ────── handlers.c ────────────────┘  (core)   └─ members.c ─► reduced, published (connection.c)
  *
  * The rooms, from the lowest. Each calls only the rooms before it (tests/tree/tidy.py), and tells
  * the rooms behind it by struct cairn_shard_up:
@@ -14,27 +14,30 @@
  *   relay/    what collect/ and read/ do, for owners elsewhere, on behalf of the workers of this host
  *   job/      a job as a whole: made, held, freed; its members' connections; its own part's rounds
  *   move/     what comes to the part and goes from it when the layout changes
- * The files beside the rooms take what comes, from the coordinator (handlers.c) and the fabric (landing.c).
+ * The files beside the rooms take what comes, from the coordinator (handlers.c) and the fabric
+ * (handlers.c).
  *
  * One loop thread runs the control session, the fabric and the cores, and makes every decision.
  * Pools (pool.h) work for it: those of `host` and `device` do arithmetic on the state, each in its
- * home (compute.h), `files` (one thread) reads snapshots, `snapshots` (one) writes them, `memory`
+ * home (base.h), `files` (one thread) reads snapshots, `snapshots` (one) writes them, `memory`
  * makes pages. A pool owns the memory that its task touches until `done` has run on the loop
- * thread. The exception is the state that `snapshots` reads while it is updated: state/staging.h.
+ * thread. The exception is the state that `snapshots` reads while it is updated: state.h.
  *
  * Memory: a job's part is counted, admitted against what the host and its control groups have, and
- * made; or it is refused (need.h, reserve.h). The same holds for landing slots, from when a worker
- * joins until it leaves. Between landing and publishing nothing is allocated. Replies (reply.h) and
+ * made; or it is refused (need.h, memory.h). The same holds for landing slots, from when a worker
+ * joins until it leaves. Between landing and publishing nothing is allocated. Replies (read.h) and
  * staging are allocated under bounds and counted.
  *
- * A job's life: LOADING (a snapshot → SEALING; what origin.c makes → INITIALIZING) or INITIALIZING
+ * A job's life: LOADING (a snapshot → SEALING; what put.c makes → INITIALIZING) or INITIALIZING
  * (puts) → SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight
  * refers to it (`busy` is 0); then it is freed. FAULTED: the job's coordinator broke the protocol;
  * the job does nothing any more. A generation made of the one that serves is `staged`, a second job
- * of its number: extend.h. */
+ * of its number: jobs.h. */
 #ifndef CAIRN_SHARD_SHARD_H
 #define CAIRN_SHARD_SHARD_H
 
+#include <stdbool.h>
+#include <stdint.h>
 #include <uv.h>
 
 #include "gpu/gpu.h"
@@ -44,41 +47,70 @@
 #include "proto/snapshot/digest_tree.h"
 #include "proto/wire/chunk.h"
 #include "proto/wire/messages.h"
+#include "server/base/daemon.h"
 #include "server/base/log.h"
-#include "server/base/pool.h"
-#include "server/base/wall.h"
 #include "server/core/step.h"
-#include "server/shard/base/bytes.h"
-#include "server/shard/base/compute.h"
-#include "server/shard/base/job.h"
-#include "server/shard/base/member.h"
-#include "server/shard/base/session.h"
-#include "server/shard/collect/chunk_table.h"
-#include "server/shard/collect/collector.h"
-#include "server/shard/collect/frozen.h"
-#include "server/shard/collect/step_message.h"
-#include "server/shard/collect/tiles.h"
-#include "server/shard/collect/view.h"
-#include "server/shard/drain.h"
-#include "server/shard/job/admit.h"
-#include "server/shard/job/need.h"
-#include "server/shard/job/park.h"
-#include "server/shard/job/pass.h"
-#include "server/shard/job/terms.h"
-#include "server/shard/job/times.h"
-#include "server/shard/memory/arena.h"
-#include "server/shard/memory/plane.h"
-#include "server/shard/memory/release.h"
-#include "server/shard/memory/reserve.h"
-#include "server/shard/move/move.h"
-#include "server/shard/read/leases.h"
-#include "server/shard/read/published.h"
-#include "server/shard/read/reply.h"
-#include "server/shard/state/load.h"
-#include "server/shard/state/pin.h"
-#include "server/shard/state/put.h"
-#include "server/shard/storage.h"
-#include "server/shard/unfit.h"
+#include "server/shard/base.h"
+#include "server/shard/collect.h"
+#include "server/shard/memory.h"
+#include "server/shard/move.h"
+#include "server/shard/need.h"
+#include "server/shard/part.h"
+#include "server/shard/read.h"
+#include "server/shard/state.h"
+
+/* ==== drain ==== */
+
+/* The end of a shard that gives up first what it holds: it asks the coordinator to bring it to other shards
+ * (DrainMe), and ends when that is done, cannot be, takes too long, or nobody is there to ask; or when the
+ * coordinator, by an operator's word, says that it holds nothing and is to end (MemberEnd). Loop thread. */
+
+struct cairn_shard;
+struct cairn_frame;
+
+struct cairn_drain {
+    uv_timer_t timer; /* the end of the time that there is */
+    uint64_t due_ms;  /* uv_now of that */
+    bool is_wanted;
+    uint64_t asked; /* session.serial when the coordinator was asked; 0: it was not */
+};
+
+/* Once. shard->events.on_drained follows, perhaps at once: its parts are elsewhere, or `seconds` (at least
+ * 1) have passed, or the coordinator refused. */
+void cairn_shard_drain(struct cairn_shard *shard, uint32_t seconds);
+/* A session began: a coordinator that was not asked is. */
+void cairn_drain_on_welcome(struct cairn_shard *shard);
+/* It ended, though it was welcome: for the next one it is waited for two leases. */
+void cairn_drain_on_lost(struct cairn_shard *shard);
+/* A frame of the coordinator. True: it was the answer to DrainMe, or MemberEnd; the shard may be closed. */
+bool cairn_drain_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+                            const ProtobufCMessage *message);
+
+/* ==== storage ==== */
+
+/* The storage of the snapshots, as this shard sees it: what is wrong goes with the heartbeats. Loop thread.
+ * */
+
+CAIRN_MUST_CHECK cairn_status cairn_shard_storage_open(struct cairn_shard *shard,
+                                                       struct cairn_sentence *why);
+
+/* ==== unfit ==== */
+
+/* A shard whose device has failed is unfit: nothing that lies on the device can be trusted, and each restore
+ * that came here would fail. The shard says so in its Hello, by which nothing that would lie there comes. It
+ * ends as soon as it holds nothing else, so that whoever started it may start it with a new context, or not;
+ * until then it serves the jobs of which it has nothing on the device. */
+
+struct cairn_unfit {
+    bool is_told; /* the Hello of this session said it */
+    bool is_said; /* in the log, that other jobs are served on */
+    uint32_t beats;
+};
+
+/* With each heartbeat, in a session that stands. The last word: the shard may be closed in it. */
+void cairn_unfit_look(struct cairn_shard *shard);
+
+/* ==== shard ==== */
 
 enum {
     CAIRN_SHARD_JOBS_MAX = CAIRN_HELD_JOBS_MAX, /* idle ones, and two generations of one, too */
@@ -87,7 +119,6 @@ enum {
     CAIRN_SHARD_NOTES_MAX = 4 /* of a member: micro-batch ends whose payload is being received */
 };
 
-struct cairn_shard;
 struct cairn_shard_job;
 
 /* ---- open and close ---- */
@@ -120,7 +151,7 @@ struct cairn_shard_options {
     /* It is time to end: of cairn_shard_drain, or the coordinator said so; it may be closed in here. NULL:
      * it goes on. */
     void (*on_drained)(struct cairn_shard *shard, void *context);
-    /* Its device failed, and it holds nothing else (unfit.h); it may be closed in here. NULL: it goes on. */
+    /* Its device failed, and it holds nothing else (shard.h); it may be closed in here. NULL: it goes on. */
     void (*on_unfit)(struct cairn_shard *shard, void *context);
     void *context;
 };
@@ -158,7 +189,7 @@ struct cairn_shard_job {
     uint32_t busy;              /* receives, sends and tasks that refer to this job */
     struct cairn_request dropping;
 
-    /* what it is; owned: the spec is constant, the view changes between rounds: job/switch.h */
+    /* what it is; owned: the spec is constant, the view changes between rounds: jobs.h */
     struct cairn_job_spec_data spec;
     struct cairn_shard_view *view; /* of the layout in force */
     /* borrowed: that of the device if planes lie there, else the host's; works that take any memory go by it,
@@ -174,7 +205,7 @@ struct cairn_shard_job {
     struct cairn_members members;
     struct cairn_tiling tiling; /* what members hold of the tensors */
 
-    /* the round: job/own.c and update.c */
+    /* the round: members.c and update.c */
     struct cairn_collector collector; /* of the own part */
     struct cairn_landing landing;
     struct cairn_frozen frozen;
@@ -225,7 +256,7 @@ struct cairn_shard {
     /* what the fabric asks of `device`; uuid_count 0: nothing */
     struct cairn_fabric_device imports;
     struct cairn_pool *files;
-    struct cairn_pool *snapshots; /* one thread, which gives way to all others: state/pin_write.h */
+    struct cairn_pool *snapshots; /* one thread, which gives way to all others: state.h */
     struct cairn_shard_memory memory;
     struct cairn_shard_job *jobs;    /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
     struct cairn_arriving *arriving; /* messages of the coordinator whose pages are on their way */
@@ -233,7 +264,7 @@ struct cairn_shard {
     struct cairn_coordinator_id seen; /* the newest coordinator that was obeyed; of what is held */
     Cairn__Keys *keys;                /* those that it trusts; NULL: it has told of none */
     uint64_t relay_cache_bytes;       /* of the memory, at most, for the relay of a job */
-    uint64_t unheard_ms; /* so long a shard may say nothing before it is told: unheard.h */
+    uint64_t unheard_ms; /* so long a shard may say nothing before it is told: connection.h */
 
     const struct cairn_shard_up *up;
     uint32_t without;                /* bits of enum cairn_without */
@@ -254,8 +285,8 @@ struct cairn_shard {
         uv_timer_t again; /* the next try to connect members with `again` */
     } connects;
     uv_timer_t relay_timer;           /* while a relay waits for something */
-    uv_timer_t lease_timer;           /* the next end of a lease: leases.c */
-    uv_timer_t move_timer;            /* while a move waits for something: move/part.c */
+    uv_timer_t lease_timer;           /* the next end of a lease: published.c */
+    uv_timer_t move_timer;            /* while a move waits for something: move.c */
     struct cairn_log_limit strangers; /* messages that belong to nobody */
     struct cairn_log_limit fabric_refusals;
 

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/base/spec.h"
+#include "client/base.h"
 #include "gpu/gpu.h"
-#include "proto/spec/initializer.h"
+#include "proto/spec/optimizer.h"
 
 #define CLIP_NORM 0.5
 

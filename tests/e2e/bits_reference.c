@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/base/spec.h"
+#include "client/base.h"
 
 static const struct cairn_group *group_of(int tensor)
 {

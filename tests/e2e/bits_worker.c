@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/api/api.h"
+#include "client/job.h"
 #include "tests/support/scratch.h"
 
 /* What a worker has while it runs. */

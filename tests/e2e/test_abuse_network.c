@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "proto/wire/frame.h"
+#include "proto/wire/messages.h"
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/suite.h"

@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/capability.h"
-#include "proto/spec/schedule.h"
+#include "proto/spec/spec.h"
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
 #include "tests/support/suite.h"

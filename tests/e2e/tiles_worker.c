@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/api/api.h"
+#include "client/job.h"
 
 /* What a rank has while it runs. */
 struct trainer {

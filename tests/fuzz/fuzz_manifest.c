@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "proto/snapshot/manifest.h"
-#include "proto/snapshot/manifest_seal.h"
 #include "tests/fuzz/target.h"
 
 /* What was read can be written, and is read again as the same. */

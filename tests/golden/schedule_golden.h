@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "proto/spec/schedule.h"
+#include "proto/spec/spec.h"
 
 #define GOLDEN_STEPS 40
 

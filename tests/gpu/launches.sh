@@ -13,7 +13,7 @@ said = json.load(sys.stdin)
 print(*(round((said["params"] | said["parts"])[name]) for name in sys.argv[1].split()))' "$names"
 }
 
-# Two contributions in bf16 are read, the sum written, and read; and so on: client/ctl/bench/update/update.c.
+# Two contributions in bf16 are read, the sum written, and read; and so on: client/ctl/bench/update.c.
 read -r bytes launches < <(fields "bytes_per_param launches" update --params 20M)
 [ "$bytes" -eq 38 ] || fail "cairn bench update counts $bytes bytes an element, not 38"
 [ "$launches" -le 8 ] || fail "cairn bench update makes $launches launches, not 8 at most"

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/base/handle.h"
+#include "client/base.h"
 #include "client/op.h"
 #include "client/session.h"
 #include "tests/support/emulated.h"

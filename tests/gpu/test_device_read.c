@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/base/handle.h"
+#include "client/base.h"
 #include "client/job.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/emulated.h"

@@ -1,12 +1,12 @@
 /* Streams that wait for words, and what maps memory of the card beside them: client/device alone, without a
- * session. Seeded bugs of it are this program once more (client/device/mutant.h). */
+ * session. Seeded bugs of it are this program once more (client/mutant.h). */
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <time.h>
 
-#include "client/device/card.h"
+#include "client/device.h"
 #include "tests/support/emulated.h"
 #include "tests/support/good.h"
 #include "tests/support/suite.h"

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "gpu/cuda/image.h"
+#include "gpu/cuda/cuda.h"
 #include "gpu/home.h"
 #include "tests/support/emulated.h"
 #include "tests/support/suite.h"

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/device/card.h"
+#include "client/device.h"
 #include "gpu/home.h"
 #include "tests/support/emulated.h"
 #include "tests/support/made_up_sysfs.h"

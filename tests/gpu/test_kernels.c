@@ -3,7 +3,7 @@
  * any blocks in any order. And it touches what it says to touch, and nothing else. */
 #include "gpu/gpu.h"
 #include "gpu/host/host.h"
-#include "proto/spec/initializer.h"
+#include "proto/spec/optimizer.h"
 #include "tests/gpu/kernel_scene.h"
 #include "tests/support/suite.h"
 

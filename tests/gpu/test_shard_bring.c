@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/job/members.h"
-#include "server/shard/read/bring.h"
+#include "server/shard/jobs.h"
+#include "server/shard/read.h"
 #include "tests/support/emulated.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/suite.h"

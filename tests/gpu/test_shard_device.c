@@ -7,9 +7,9 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "server/shard/device.h"
-#include "server/shard/job/members.h"
-#include "server/shard/unfit.h"
+#include "server/shard/connection.h"
+#include "server/shard/jobs.h"
+#include "server/shard/shard.h"
 #include "tests/support/emulated.h"
 #include "tests/support/made_up_sysfs.h"
 #include "tests/support/shard_model.h"

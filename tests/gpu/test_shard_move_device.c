@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/memory/area.h"
+#include "server/shard/memory.h"
 #include "tests/support/emulated.h"
 #include "tests/support/move_stage.h"
 #include "tests/support/suite.h"

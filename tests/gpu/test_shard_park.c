@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "proto/geometry/published.h"
+#include "proto/geometry/layout.h"
 #include "tests/support/emulated.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/suite.h"

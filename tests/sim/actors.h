@@ -4,10 +4,9 @@
 #define CAIRN_SIM_ACTORS_H
 
 #include "proto/link/push.h"
-#include "proto/spec/batch.h"
+#include "proto/spec/spec.h"
 #include "server/core/buffer_pool.h"
 #include "server/core/move.h"
-#include "server/core/seat.h"
 #include "server/core/standing.h"
 #include "tests/sim/messages.h"
 
@@ -146,7 +145,7 @@ struct sim_shard {
     bool drain_counted;
 };
 
-/* ---- a shard as the relay of its host; as server/shard/relay/relay.h ---- */
+/* ---- a shard as the relay of its host; as server/shard/relay.h ---- */
 struct relay_sum { /* what is in a buffer */
     uint32_t micro;
     uint8_t sent; /* enum sent */

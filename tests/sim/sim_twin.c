@@ -1,6 +1,6 @@
 /* A second process under a shard's name, which holds nothing, and the seat that both want: judged by
- * server/core/seat.h, as the daemon does. */
-#include "server/core/seat.h"
+ * server/core/standing.h, as the daemon does. */
+#include "server/core/standing.h"
 #include "tests/sim/sim.h"
 
 static const struct cairn_seat_part part = { .job = 1, .generation = 1, .layout_hash = 1 };

@@ -2,7 +2,7 @@
  * state that matters: a new one may take its rank at any time. */
 #include <string.h>
 
-#include "proto/geometry/since.h"
+#include "proto/geometry/layout.h"
 #include "tests/sim/sim.h"
 
 static void proceed(struct sim *sim, uint32_t index);
@@ -378,7 +378,7 @@ static void keep(struct process *proc, const struct sim_layout *layout, struct c
     proc->kept_count++;
 }
 
-/* As client/loop/layouts.c. The shards that it has not met it meets. */
+/* As client/control.c. The shards that it has not met it meets. */
 static void on_layout(struct sim *sim, uint32_t index, const struct message *message)
 {
     struct process *proc = &sim->procs[index];

@@ -1,8 +1,8 @@
-/* How far apart two streams begin, as a core's nearest cache sees it: see proto/fabric/stagger.h. */
+/* How far apart two streams begin, as a core's nearest cache sees it: see proto/fabric/backend.h. */
 #ifndef CAIRN_SUPPORT_APART_H
 #define CAIRN_SUPPORT_APART_H
 
-#include "proto/fabric/stagger.h"
+#include "proto/fabric/backend.h"
 
 /* Lines between the addresses and the next multiple of 4 KiB that they could be apart. */
 static inline size_t lines_apart(const void *a, const void *b)

@@ -15,9 +15,9 @@
 
 #include "proto/fabric/fabric.h"
 #include "proto/spec/optimizer.h"
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/member/seats.h"
-#include "server/coordinator/trust/keys.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/store.h"
 #include "server/core/round_state.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/pages.h"

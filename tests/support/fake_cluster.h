@@ -9,11 +9,10 @@
 
 #include "proto/geometry/layout.h"
 #include "proto/snapshot/digest_tree.h"
-#include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
 #include "server/base/log.h"
-#include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
 #include "tests/support/scratch.h"
 
 #define FAKE_SHARDS     5 /* there are as many, or as fake_open is told of, if that is more */

@@ -10,7 +10,7 @@
 #include "proto/snapshot/digest_tree.h"
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/optimizer.h"
-#include "proto/spec/planes.h"
+#include "proto/spec/spec.h"
 
 static void free_part(struct part *part);
 

@@ -1,4 +1,5 @@
-/* A folder in place of /sys, for what asks which node of memory a device is next to (proto/base/numa.h). */
+/* A folder in place of /sys, for what asks which node of memory a device is next to
+ * (proto/base/machine.h). */
 #ifndef CAIRN_TESTS_MADE_UP_SYSFS_H
 #define CAIRN_TESTS_MADE_UP_SYSFS_H
 
@@ -7,7 +8,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-#include "proto/base/numa.h"
+#include "proto/base/machine.h"
 #include "tests/support/scratch.h"
 
 struct made_up_sysfs {

@@ -2,7 +2,7 @@
 #ifndef CAIRN_SUPPORT_MINISIG_SAMPLE_H
 #define CAIRN_SUPPORT_MINISIG_SAMPLE_H
 
-#include "proto/snapshot/minisig.h"
+#include "proto/snapshot/manifest.h"
 
 struct cairn_secret_key cairn_sample_key(void);
 void cairn_sample_sign(const struct cairn_secret_key *key, const char *bytes,

@@ -2,7 +2,7 @@
 
 #include <check.h>
 
-#include "server/base/pool.h"
+#include "server/base/daemon.h"
 
 char s0[] = "s0", s1[] = "s1", s2[] = "s2", toy_name[] = "toy";
 

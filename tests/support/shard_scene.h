@@ -65,7 +65,7 @@ struct scene {
 /* Opens the shard (named "s0", `threads` compute threads) and waits for its Hello. kind: "mem" or
  * "ucx". `limit_bytes` 0: plenty. */
 void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_t limit_bytes);
-/* The same on a host that is described in `host_root` (server/base/headroom.h) and whose shards lock
+/* The same on a host that is described in `host_root` (server/base/daemon.h) and whose shards lock
  * `memory_lock`; NULL: on this one. */
 void scene_open_on(struct scene *scene, const char *host_root, const char *memory_lock);
 /* Another shard of the same job ("s1", ...), on a loop of its own and in the network of the first scene,

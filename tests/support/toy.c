@@ -3,7 +3,7 @@
 #include <check.h>
 #include <string.h>
 
-#include "client/api/api.h"
+#include "client/job.h"
 
 const struct cairn_tensor toy_tensors[TOY_TENSORS] = {
     { .struct_size = sizeof(struct cairn_tensor),

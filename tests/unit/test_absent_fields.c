@@ -11,9 +11,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "client/base/handle.h"
+#include "client/base.h"
 #include "client/job.h"
-#include "proto/wire/frame.h"
+#include "proto/wire/messages.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 #include "tests/support/toy.h"

@@ -3,10 +3,9 @@
 #include <string.h>
 
 #include "proto/spec/spec.h"
-#include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/cut/cut.h"
-#include "server/coordinator/snapshot/advise.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/snapshot.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

@@ -1,5 +1,5 @@
 /* How the micro-batches of a step are dealt, and their seeds. */
-#include "proto/spec/batch.h"
+#include "proto/spec/spec.h"
 
 #include <check.h>
 

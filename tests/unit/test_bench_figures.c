@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/bench/snapshot/figures.h"
+#include "client/ctl/bench/bench.h"
 #include "tests/support/suite.h"
 
 static struct cairn_bench_interval pairs[2][2];

@@ -7,9 +7,8 @@
 
 #include "proto/snapshot/manifest.h"
 #include "proto/snapshot/snapshot_file.h"
-#include "proto/spec/capability.h"
 #include "proto/spec/optimizer.h"
-#include "proto/spec/planes.h"
+#include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 #include "proto/wire/messages.h"
 #include "tests/support/suite.h"

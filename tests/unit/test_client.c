@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/base/handle.h"
+#include "client/base.h"
 #include "proto/base/status.h"
 #include "proto/geometry/tensor.h"
 #include "tests/support/scratch.h"

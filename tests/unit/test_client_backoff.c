@@ -10,7 +10,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
 #include "tests/support/suite.h"
 

@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "client/job.h"
-#include "client/read/lent.h"
+#include "client/read.h"
 #include "proto/plan/plan.h"
-#include "server/shard/memory/arena.h"
+#include "server/shard/memory.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/suite.h"
 

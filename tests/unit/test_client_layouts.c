@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/api/api.h"
-#include "client/base/handle.h"
-#include "server/coordinator/base/member.h"
-#include "server/coordinator/base/session.h"
+#include "client/base.h"
+#include "client/job.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/job.h"
 #include "tests/support/caller.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/good.h"

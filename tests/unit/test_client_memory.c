@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/base/handle.h"
-#include "client/memory.h"
+#include "client/base.h"
+#include "client/session.h"
 #include "tests/support/suite.h"
 #include "tests/support/toy.h"
 

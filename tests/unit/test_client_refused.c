@@ -3,8 +3,8 @@
 #include <check.h>
 #include <string.h>
 
-#include "client/api/api.h"
-#include "client/base/handle.h"
+#include "client/base.h"
+#include "client/job.h"
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
 

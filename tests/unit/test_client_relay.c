@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/api/api.h"
-#include "server/coordinator/base/member.h"
+#include "client/job.h"
+#include "server/coordinator/job.h"
 #include "tests/support/caller.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/good.h"
@@ -589,7 +589,7 @@ TEST(what_a_relay_that_is_lost_did_not_answer_is_asked_again)
     holds_fetches = true;
     caller_begin(fetch);
     until(count(0, CAIRN_CHUNK_FETCH, 1) == CHUNKS);
-    // Meanwhile the coordinator hears that the worker waits for its link: round/straggler.h.
+    // Meanwhile the coordinator hears that the worker waits for its link: round.h.
     until(fake.cluster->jobs->members.list->in_flight == CAIRN_FLIES_FETCH);
     holds_fetches = false;
     cairn_fabric_close(nodes[0].fabric);

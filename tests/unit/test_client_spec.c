@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "client/base/spec.h"
+#include "client/base.h"
 #include "client/session.h"
 #include "tests/support/suite.h"
 

@@ -2,8 +2,7 @@
 #include <check.h>
 #include <string.h>
 
-#include "client/base/clock.h"
-#include "client/base/step_times.h"
+#include "client/base.h"
 #include "tests/support/suite.h"
 
 static struct step_times times;

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/api/api.h"
+#include "client/job.h"
 #include "tests/support/suite.h"
 #include "tests/support/toy.h"
 

@@ -1,5 +1,4 @@
 /* The socket that a coordinator listens on: whom its mode lets in, what it replaces, what it leaves alone. */
-#include "server/base/control_socket.h"
 #include "server/base/listener.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"

@@ -5,10 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/base/session.h"
-#include "server/coordinator/member/seats.h"
-#include "server/coordinator/sessions.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/members.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

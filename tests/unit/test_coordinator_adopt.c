@@ -5,10 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/coordinator/base/session.h"
-#include "server/coordinator/base/works.h"
-#include "server/coordinator/restore/adopt_private.h"
-#include "server/coordinator/trust/keys.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/restore.h"
+#include "server/coordinator/store.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"

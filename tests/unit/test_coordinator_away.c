@@ -2,8 +2,8 @@
 #include <check.h>
 #include <string.h>
 
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/member/seats.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/members.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

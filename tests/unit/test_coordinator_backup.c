@@ -6,10 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "server/base/pool.h"
-#include "server/coordinator/base/session.h"
-#include "server/coordinator/store/store.h"
-#include "server/coordinator/trust/keys.h"
+#include "server/base/daemon.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/store.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

@@ -2,10 +2,8 @@
 #include <check.h>
 #include <stdlib.h>
 
-#include "server/coordinator/base/job.h"
-#include "server/coordinator/base/member.h"
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/job/bytes.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/job.h"
 #include "tests/support/suite.h"
 
 enum { SHARDS = 2, JOB = 7 };

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "server/coordinator/member/commits.h"
+#include "server/coordinator/members.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

@@ -1,10 +1,9 @@
 /* Snapshots and digests that cannot end: given up by themselves, or by an operator. Fake shards. */
 #include <check.h>
 
-#include "server/coordinator/cut/cut.h"
-#include "server/coordinator/cut/cuts.h"
-#include "server/coordinator/job/jobs.h"
-#include "server/coordinator/round/pace.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/round.h"
+#include "server/coordinator/snapshot.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

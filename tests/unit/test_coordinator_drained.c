@@ -2,9 +2,9 @@
 #include <check.h>
 #include <string.h>
 
-#include "server/coordinator/base/job.h"
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/member/seats.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
 #include "tests/support/fake_move.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
-#include "proto/snapshot_io/word.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"

@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/coordinator/store/events.h"
-#include "server/coordinator/store/store.h"
+#include "server/coordinator/store.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
-#include "server/coordinator/round/groups.h"
+#include "server/coordinator/round.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/suite.h"
 

@@ -5,9 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/snapshot/manifest_trust.h"
+#include "proto/snapshot/manifest.h"
 #include "proto/snapshot_io/snapshot_io.h"
-#include "server/coordinator/trust/keys.h"
+#include "server/coordinator/store.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

@@ -2,10 +2,10 @@
 #include <check.h>
 #include <string.h>
 
-#include "server/coordinator/base/job.h"
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/cut/cut.h"
-#include "server/coordinator/member/seats.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/snapshot.h"
 #include "tests/support/fake_move.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"

@@ -7,10 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/snapshot_io/word.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "proto/store/storage.h"
-#include "server/coordinator/cut/cut.h"
-#include "server/coordinator/snapshot/keep.h"
+#include "server/coordinator/snapshot.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"

@@ -8,7 +8,7 @@
 
 #include "proto/base/xxh.h"
 #include "proto/snapshot_io/snapshot_io.h"
-#include "server/coordinator/trust/keys.h"
+#include "server/coordinator/store.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

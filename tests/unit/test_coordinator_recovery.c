@@ -4,9 +4,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/member/seats.h"
-#include "server/coordinator/restore/recovery.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/restore.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

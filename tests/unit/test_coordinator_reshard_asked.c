@@ -5,10 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/base/session.h"
-#include "server/coordinator/member/seats.h"
-#include "server/coordinator/seating.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/members.h"
 #include "tests/support/fake_move.h"
 #include "tests/support/reshard_toy.h"
 #include "tests/support/suite.h"

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
-#include "server/coordinator/base/job.h"
+#include "server/coordinator/job.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

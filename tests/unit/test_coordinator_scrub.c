@@ -5,10 +5,8 @@
 #include <unistd.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
-#include "proto/snapshot_io/word.h"
-#include "server/coordinator/base/job.h"
-#include "server/coordinator/snapshot/keep.h"
-#include "server/coordinator/snapshot/scrub.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/snapshot.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

@@ -5,10 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/base/session.h"
-#include "server/coordinator/member/seats.h"
-#include "server/core/seat.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/members.h"
+#include "server/core/standing.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "server/coordinator/base/job.h"
+#include "server/coordinator/job.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/store/storage_token.h"
-#include "server/coordinator/store/store.h"
+#include "proto/store/storage.h"
+#include "server/coordinator/store.h"
 #include "tests/support/pages.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"

@@ -2,10 +2,8 @@
 #include <check.h>
 #include <string.h>
 
-#include "server/coordinator/base/job.h"
-#include "server/coordinator/base/member.h"
-#include "server/coordinator/base/seat.h"
-#include "server/coordinator/base/session.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/job.h"
 #include "tests/support/suite.h"
 
 enum { WORKERS = 3, SHARDS = 2 };

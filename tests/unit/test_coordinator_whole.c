@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "proto/spec/spec.h"
-#include "server/coordinator/base/job.h"
-#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/job.h"
 #include "tests/support/fake_move.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"

@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/ctl/snapshot/round.h"
+#include "client/ctl/snapshot.h"
 #include "gpu/gpu.h"
-#include "proto/safetensors/safetensors_folder.h"
+#include "proto/safetensors/safetensors.h"
 #include "tests/support/cluster.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"

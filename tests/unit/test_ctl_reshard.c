@@ -10,7 +10,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
 #include "tests/support/cluster.h"
 #include "tests/support/scratch.h"

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/ctl/snapshot/stats.h"
+#include "client/ctl/snapshot.h"
 #include "tests/support/cluster.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"

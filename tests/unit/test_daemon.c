@@ -1,5 +1,4 @@
 #include "server/base/daemon.h"
-#include "server/base/notify.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 

@@ -1,4 +1,4 @@
-#include "server/base/durable.h"
+#include "server/base/daemon.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 

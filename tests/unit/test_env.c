@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/base/env.h"
-#include "server/base/control_socket.h"
+#include "client/env.h"
+#include "server/base/listener.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 

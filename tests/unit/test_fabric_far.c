@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/base/checksum.h"
+#include "proto/base/text.h"
 #include "proto/wire/chunk.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/mem.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/fabric/far_copy.h"
+#include "proto/fabric/backend.h"
 #include "tests/support/apart.h"
 #include "tests/support/suite.h"
 
@@ -37,7 +37,7 @@ TEST(many_lines_are_copied_too)
     free(to);
 }
 
-/* Where each of four streams stands, whatever the length: proto/fabric/stagger.h. */
+/* Where each of four streams stands, whatever the length: proto/fabric/backend.h. */
 TEST(the_streams_of_a_copy_never_collide)
 {
     const uint8_t *memory = (const uint8_t *)(uintptr_t)CAIRN_STAGGER_PAGE;

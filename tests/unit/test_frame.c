@@ -1,4 +1,3 @@
-#include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "server/base/guard.h"
+#include "server/base/listener.h"
 #include "tests/support/suite.h"
 
 enum { PAGE = 4096, PAGES = 4 };

@@ -10,8 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "server/base/headroom.h"
-#include "server/base/host_lock.h"
+#include "server/base/daemon.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 

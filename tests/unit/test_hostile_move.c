@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "server/coordinator/base/job.h"
+#include "server/coordinator/job.h"
 #include "tests/support/move_stage.h"
 #include "tests/support/pages.h"
 #include "tests/support/random.h"

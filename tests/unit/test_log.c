@@ -1,4 +1,4 @@
-#include "server/base/log_line.h"
+#include "server/base/log.h"
 #include "tests/support/suite.h"
 
 #include <check.h>

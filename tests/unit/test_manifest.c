@@ -6,10 +6,9 @@
 #include <string.h>
 
 #include "proto/snapshot/manifest.h"
-#include "proto/snapshot/manifest_seal.h"
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/optimizer.h"
-#include "proto/spec/planes.h"
+#include "proto/spec/spec.h"
 #include "tests/support/suite.h"
 
 #define FILE_1 "model/shard-00001-model-00001-of-00001.safetensors"

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/ctl/job/plan_spec.h"
-#include "proto/snapshot/manifest_spec.h"
+#include "client/ctl/ctl.h"
+#include "proto/snapshot/manifest.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"

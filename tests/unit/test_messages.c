@@ -7,7 +7,6 @@
 #include "proto/base/status.h"
 #include "proto/fabric/fabric.h"
 #include "proto/spec/optimizer.h"
-#include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
 #include "server/shard/shard.h"
 #include "tests/support/pages.h"

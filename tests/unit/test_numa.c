@@ -1,4 +1,5 @@
-/* Nodes of memory (proto/base/numa.h), by a made-up /sys: which node a device is next to, and that a thread
+/* Nodes of memory (proto/base/machine.h), by a made-up /sys: which node a device is next to, and
+ * that a thread
  * goes there and comes back. */
 #include <errno.h>
 #include <linux/mempolicy.h>
@@ -8,7 +9,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-#include "proto/base/numa.h"
+#include "proto/base/machine.h"
 #include "tests/support/made_up_sysfs.h"
 #include "tests/support/suite.h"
 

@@ -1,4 +1,5 @@
-/* Large pages (proto/base/pages.h, server/shard/memory/arena.h): what is asked for where, and that no byte
+/* Large pages (proto/base/machine.h, server/shard/memory.h): what is asked for where, and
+ * that no byte
  * changes. That the kernel has some to give is not promised, and not asserted. */
 #include <check.h>
 #include <fcntl.h>
@@ -8,8 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "proto/base/pages.h"
-#include "server/shard/memory/arena.h"
+#include "proto/base/machine.h"
+#include "server/shard/memory.h"
 #include "tests/support/suite.h"
 
 #define LARGE CAIRN_PAGES_LARGE_BYTES

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/geometry/published.h"
+#include "proto/geometry/layout.h"
 #include "proto/plan/plan.h"
 #include "tests/support/suite.h"
 

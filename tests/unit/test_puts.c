@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "client/api/api.h"
+#include "client/job.h"
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
 

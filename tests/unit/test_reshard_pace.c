@@ -1,7 +1,7 @@
 /* How large slices are by what steps took. */
 #include <check.h>
 
-#include "server/coordinator/job/reshard.h"
+#include "server/coordinator/reshard.h"
 #include "tests/support/suite.h"
 
 #define MIB ((uint64_t)1 << 20)

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto/spec/results.h"
+#include "proto/spec/spec.h"
 #include "tests/support/suite.h"
 
 enum { TENSORS = 40 };

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "server/coordinator/snapshot/retention.h"
+#include "server/coordinator/snapshot.h"
 #include "tests/support/suite.h"
 
 #define NOW       1795230000

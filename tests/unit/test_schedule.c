@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/schedule.h"
+#include "proto/spec/spec.h"
 #include "tests/golden/schedule_golden.h"
 #include "tests/support/suite.h"
 

@@ -10,9 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/plan/plan_job.h"
-#include "server/shard/job/admit.h"
-#include "server/shard/job/members.h"
+#include "proto/plan/plan.h"
+#include "server/shard/jobs.h"
+#include "server/shard/part.h"
 #include "tests/support/apart.h"
 #include "tests/support/scratch.h"
 #include "tests/support/shard_scene.h"
@@ -121,7 +121,7 @@ TEST(what_is_admitted_has_its_pages_and_gaps_have_none)
     check_landing(job, 0);
 }
 
-/* What a loop goes through side by side begins at other lines of a page: proto/fabric/stagger.h. */
+/* What a loop goes through side by side begins at other lines of a page: proto/fabric/backend.h. */
 TEST(no_two_streams_of_an_update_or_a_fold_collide)
 {
     create();

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/relay/relay.h"
+#include "server/shard/relay.h"
 #include "tests/support/move_stage.h"
 #include "tests/support/pages.h"
 #include "tests/support/suite.h"

@@ -3,8 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/move/part.h"
-#include "server/shard/move/takes.h"
+#include "server/shard/move_private.h"
 #include "tests/support/move_stage.h"
 #include "tests/support/suite.h"
 

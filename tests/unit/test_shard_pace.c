@@ -1,7 +1,7 @@
 /* How fast a snapshot is written: by steps, by its deadline, and as fast as it goes while nobody trains. */
 #include <check.h>
 
-#include "server/shard/state/pace.h"
+#include "server/shard/state.h"
 #include "tests/support/suite.h"
 
 #define MIB    ((uint64_t)1 << 20)

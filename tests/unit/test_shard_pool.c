@@ -8,9 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "server/base/pool.h"
-#include "server/shard/memory/arena.h"
-#include "server/shard/memory/budget.h"
+#include "server/base/daemon.h"
+#include "server/shard/memory.h"
 #include "tests/support/suite.h"
 
 enum { TASKS = 20, ITEMS = 1000, THREADS = 4 };

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/relay/relay.h"
+#include "server/shard/relay.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/relay/fetches.h"
+#include "server/shard/relay.h"
 #include "tests/support/mem.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"

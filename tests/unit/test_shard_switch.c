@@ -7,9 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/wire/tiles.h"
-#include "server/shard/job/switch.h"
-#include "server/shard/job/update.h"
+#include "proto/wire/chunk.h"
+#include "server/shard/jobs.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/base/arriving.h"
+#include "server/shard/base.h"
 #include "tests/support/pages.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/shard/job/switch.h"
-#include "server/shard/state/staging.h"
+#include "server/shard/jobs.h"
+#include "server/shard/state.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/scratch.h"
 #include "tests/support/shard_model.h"

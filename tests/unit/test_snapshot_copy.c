@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot_io/copy.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"

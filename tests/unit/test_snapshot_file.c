@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "proto/spec/planes.h"
+#include "proto/spec/spec.h"
 #include "tests/support/scratch.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"

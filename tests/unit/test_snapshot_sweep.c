@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "proto/snapshot_io/sweep.h"
-#include "proto/spec/planes.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/spec/spec.h"
 #include "tests/support/scratch.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/snapshot_io/weights.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "tests/support/scratch.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/snapshot_io/word.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"

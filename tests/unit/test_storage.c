@@ -1,4 +1,4 @@
-#include "proto/store/storage_token.h"
+#include "proto/store/storage.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/ctl/snapshot/made_folder.h"
+#include "client/ctl/snapshot.h"
 #include "proto/store/storage.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"

@@ -5,7 +5,7 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "server/base/storage_watch.h"
+#include "server/base/daemon.h"
 #include "tests/support/suite.h"
 
 static uv_loop_t loop;

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "server/coordinator/store/store.h"
+#include "server/coordinator/store.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 

@@ -2,11 +2,10 @@
 #include <check.h>
 #include <string.h>
 
-#include "server/coordinator/base/job.h"
-#include "server/coordinator/base/member.h"
-#include "server/coordinator/base/session.h"
+#include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/member/members.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

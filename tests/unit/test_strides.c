@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/base/strides.h"
+#include "client/base.h"
 #include "proto/geometry/box.h"
 #include "tests/support/suite.h"
 

@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "client/base/struct.h"
+#include "client/base.h"
 #include "tests/support/suite.h"
 
 struct ours { /* of this library: `c` is new */

@@ -1,7 +1,7 @@
 /* Pages that are being made, and who waits for some of them: for no more than these, and never for ever. */
 #include <check.h>
 
-#include "server/shard/memory/taken.h"
+#include "server/shard/memory.h"
 #include "tests/support/suite.h"
 
 static struct cairn_taken taken;

@@ -1,12 +1,11 @@
 /* Lists of tiles, and whether those of all ranks make up the tensors: against a count of every element. */
-#include "proto/wire/tiles.h"
+#include "proto/wire/chunk.h"
 
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/wire/chunk.h"
 #include "tests/support/random.h"
 #include "tests/support/suite.h"
 

@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/fabric/ucx_frame.h"
-#include "proto/fabric/ucx_lanes.h"
+#include "proto/fabric/ucx.h"
 #include "tests/support/suite.h"
 
 TEST(a_frame_is_exactly_as_long_as_it_says)

@@ -2,7 +2,7 @@
 #include <check.h>
 #include <string.h>
 
-#include "server/base/wall.h"
+#include "server/base/log.h"
 #include "tests/support/suite.h"
 
 #define NOW  1795230000

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "client/api/api.h"
-#include "client/base/handle.h"
+#include "client/base.h"
+#include "client/job.h"
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
 

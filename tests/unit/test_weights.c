@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/safetensors/safetensors_folder.h"
+#include "proto/safetensors/safetensors.h"
 #include "proto/spec/scalars.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"

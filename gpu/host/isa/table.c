@@ -1,13 +1,10 @@
 /* The kernels of one instruction set, as one table: this file is compiled once for each, with what it may
  * use and these two names (see CMakeLists.txt). */
 #include "gpu/host/host.h"
-#include "gpu/host/isa/adam.h"
-#include "gpu/host/isa/adamw.h"
-#include "gpu/host/isa/convert.h"
 #include "gpu/host/isa/fold.h"
 #include "gpu/host/isa/hash.h"
-#include "gpu/host/isa/norm.h"
-#include "gpu/host/isa/sgd.h"
+#include "gpu/host/isa/update.h"
+#include "gpu/host/isa/vector.h"
 
 const struct cairn_backend CAIRN_HOST_TABLE = {
     .name = "host",

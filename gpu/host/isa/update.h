@@ -3,7 +3,7 @@
 #ifndef CAIRN_GPU_HOST_ISA_UPDATE_H
 #define CAIRN_GPU_HOST_ISA_UPDATE_H
 
-#include "gpu/host/isa/convert.h"
+#include "gpu/host/isa/vector.h"
 
 /* A group's scalars, in every element. */
 struct constants {
@@ -151,6 +151,105 @@ update_run(const struct cairn_update *update, const struct cairn_group_scalars *
         seen = update_steps(&u, &k, rule, has_m, has_v, CAIRN_F32, true, around);
     if (around) stream_end();
     return is_finite(seen) ? 0 : count_results(&u);
+}
+
+/* ==== adam ==== */
+
+/* Adam: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), with the weight decay in
+ * the gradient (L2), in the order of torch.optim.Adam. p, m, v, g: [elems] f32; every operation rounds
+ * once:
+ *
+ *   g' = g * grad_scale
+ *   g' = g' + wd * p                          left out where wd is 0, as -0 + 0 would lose a sign
+ *   m  = m + (1 - b1) * (g' - m)
+ *   v  = v * b2 + ((1 - b2) * g') * g'
+ *   d  = sqrt(v) / sqrt(1 - b2^t) + eps
+ *   p  = p + (-lr / (1 - b1^t) * m) / d                                                            */
+
+static inline f32_vector adam_rule(f32_vector p, f32_vector *m, f32_vector *v, f32_vector g,
+                                   const struct constants *k)
+{
+    f32_vector grad = g * k->grad_scale;
+    if (k->decays) grad = grad + k->decay * p;
+    *m = *m + k->one_minus_b1 * (grad - *m);
+    *v = *v * k->b2 + (k->one_minus_b2 * grad) * grad;
+    const f32_vector d = square_root(*v) / k->sqrt_bc2 + k->eps;
+    return p + (k->neg_step_size * *m) / d;
+}
+
+static uint64_t adam(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
+{
+    assert(scalars->optimizer == CAIRN_OPTIMIZER_ADAM);
+    return update_run(update, scalars, adam_rule, true, true);
+}
+
+/* ==== adamw ==== */
+
+/* AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), in the order of
+ * torch.optim.AdamW. p, m, v, g: [elems] f32; every operation rounds once:
+ *
+ *   g' = g * grad_scale
+ *   p  = p * (1 - lr * wd)
+ *   m  = m + (1 - b1) * (g' - m)
+ *   v  = v * b2 + ((1 - b2) * g') * g'
+ *   d  = sqrt(v) / sqrt(1 - b2^t) + eps
+ *   p  = p + (-lr / (1 - b1^t) * m) / d                                                            */
+
+static inline f32_vector adamw_rule(f32_vector p, f32_vector *m, f32_vector *v, f32_vector g,
+                                    const struct constants *k)
+{
+    const f32_vector grad = g * k->grad_scale;
+    const f32_vector param = p * k->decay;
+    *m = *m + k->one_minus_b1 * (grad - *m);
+    *v = *v * k->b2 + (k->one_minus_b2 * grad) * grad;
+    const f32_vector d = square_root(*v) / k->sqrt_bc2 + k->eps;
+    return param + (k->neg_step_size * *m) / d;
+}
+
+static uint64_t adamw(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
+{
+    assert(scalars->optimizer == CAIRN_OPTIMIZER_ADAMW);
+    return update_run(update, scalars, adamw_rule, true, true);
+}
+
+/* ==== sgd ==== */
+
+/* SGD with momentum, Nesterov's too: Sutskever et al., "On the importance of initialization and
+ * momentum in deep learning" (2013), in the order and with the dampening 0 of torch.optim.SGD.
+ * p, b, g: [elems] f32; every operation rounds once:
+ *
+ *   g' = g * grad_scale
+ *   g' = g' + wd * p                          left out where wd is 0
+ *   b  = b * momentum + g'                    b = g' at the first step
+ *   g' = b, or g' + momentum * b (Nesterov)   without momentum there is no b
+ *   p  = p + -lr * g'                                                                              */
+
+static inline f32_vector sgd_plain_rule(f32_vector p, f32_vector *b, f32_vector *unused,
+                                        f32_vector g, const struct constants *k)
+{
+    (void)b;
+    (void)unused;
+    f32_vector grad = g * k->grad_scale;
+    if (k->decays) grad = grad + k->decay * p;
+    return p + k->neg_step_size * grad;
+}
+
+static inline f32_vector sgd_momentum_rule(f32_vector p, f32_vector *b, f32_vector *unused,
+                                           f32_vector g, const struct constants *k)
+{
+    (void)unused;
+    f32_vector grad = g * k->grad_scale;
+    if (k->decays) grad = grad + k->decay * p;
+    *b = k->first_step ? grad : *b * k->momentum + grad;
+    return p + k->neg_step_size * (k->nesterov ? grad + k->momentum * *b : *b);
+}
+
+static uint64_t sgd(const struct cairn_update *update, const struct cairn_group_scalars *scalars)
+{
+    assert(scalars->optimizer == CAIRN_OPTIMIZER_SGD);
+    if ((scalars->flags & CAIRN_SCALAR_MOMENTUM) != 0)
+        return update_run(update, scalars, sgd_momentum_rule, true, false);
+    return update_run(update, scalars, sgd_plain_rule, false, false);
 }
 
 #endif

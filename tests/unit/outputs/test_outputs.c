@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/snapshot_io/word.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"
 #include "tests/unit/outputs/outputs.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/base/pool.h"
+#include "server/base/daemon.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/reshard_toy.h"
 #include "tests/unit/pairs/pairs.h"

@@ -1,0 +1,703 @@
+#include "client/base.h"
+
+#include <cairn.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/base/text.h"
+#include "proto/geometry/box.h"
+
+/* ==== clock ==== */
+
+uint64_t cairn_client_now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+uint64_t cairn_client_now_ms(void)
+{
+    return cairn_client_now_us() / 1000;
+}
+
+/* ==== error ==== */
+
+#define ROWS_MAX   64
+#define TEXT_BYTES 8192
+
+static _Thread_local char last_error[2048];
+
+/* The differences that belong to the sentence in `last`. */
+static _Thread_local struct {
+    char text[TEXT_BYTES];
+    size_t used;
+    struct cairn_difference rows[ROWS_MAX];
+    size_t count;
+} differences;
+
+cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
+{
+    va_list arguments;
+    va_start(arguments, fmt);
+    vsnprintf(last_error, sizeof last_error, fmt, arguments);
+    va_end(arguments);
+    cairn_text_mend(last_error, "\n"); // what it quotes may be anything
+    differences.used = differences.count = 0;
+    return status;
+}
+
+const char *cairn_status_name(int status)
+{
+    return cairn_status_code_name(status);
+}
+
+const char *cairn_version(void)
+{
+    return CAIRN_VERSION;
+}
+
+const char *cairn_error(void)
+{
+    return last_error;
+}
+
+/* A copy; NULL for an empty one. */
+static const char *keep(const char *text)
+{
+    char *at = differences.text + differences.used;
+    const size_t bytes = strlen(text) + 1;
+    if (bytes == 1) return NULL;
+    memcpy(at, text, bytes);
+    cairn_text_mend(at, "");
+    differences.used += bytes;
+    return at;
+}
+
+void cairn_client_differ(const Cairn__Difference *row)
+{
+    const char *const texts[] = { row->line,   row->key,   row->value,
+                                  row->tensor, row->field, row->there };
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) bytes += strlen(texts[i]) + 1;
+    if (differences.count == ROWS_MAX || bytes > TEXT_BYTES - differences.used) return;
+    differences.rows[differences.count++] = (struct cairn_difference) {
+        .struct_size = sizeof(struct cairn_difference),
+        .text = keep(row->line),
+        .key = keep(row->key),
+        .value = keep(row->value),
+        .change = row->change <= CAIRN_CHANGE_NEVER ? (cairn_change)row->change
+                                                    : CAIRN_CHANGE_NEVER,
+        .tensor = keep(row->tensor),
+        .field = keep(row->field),
+        .there = keep(row->there),
+    };
+}
+
+cairn_status cairn_error_difference(size_t index, struct cairn_difference *out)
+{
+    const size_t least = offsetof(struct cairn_difference, change) + sizeof out->change;
+    if (!cairn_struct_fits(out, least))
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "out must be given, its struct_size at least %zu", least);
+    if (index >= differences.count) return CAIRN_ERR_NOT_FOUND;
+    cairn_struct_give(out, &differences.rows[index], sizeof differences.rows[index]);
+    return CAIRN_OK;
+}
+
+/* ==== fork ==== */
+
+/* Closes, in a forked process, the parent session's connection to the coordinator. While a data
+ * loader's worker kept its copy open, its trainer could be killed without anybody being told. */
+
+struct watched {
+    const void *owner;
+    int fd;
+    dev_t device;
+    ino_t inode; /* whose number it was: another thread may have it for a file by now */
+};
+
+static pthread_mutex_t lock_fork = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once_fork = PTHREAD_ONCE_INIT;
+static struct watched *watched_list; /* [count], owned, under the lock */
+static size_t watched_count;
+
+static void before_fork_fork(void)
+{
+    pthread_mutex_lock(&lock_fork);
+}
+
+static void after_fork_fork(void)
+{
+    pthread_mutex_unlock(&lock_fork);
+}
+
+static void in_child_fork(void)
+{
+    struct stat now;
+    for (size_t i = 0; i < watched_count; i++)
+        if (fstat(watched_list[i].fd, &now) == 0 && now.st_dev == watched_list[i].device &&
+            now.st_ino == watched_list[i].inode)
+            close(watched_list[i].fd);
+    watched_count = 0;
+    pthread_mutex_unlock(&lock_fork);
+}
+
+static void listen_for_forks(void)
+{
+    pthread_atfork(before_fork_fork, after_fork_fork, in_child_fork);
+}
+
+void cairn_fork_watch(const void *owner, int fd)
+{
+    struct stat now;
+    if (fstat(fd, &now) != 0) return;
+    pthread_once(&once_fork, listen_for_forks);
+    pthread_mutex_lock(&lock_fork);
+    struct watched *larger = realloc(watched_list, (watched_count + 1) * sizeof *watched_list);
+    if (larger != NULL) {
+        watched_list = larger;
+        watched_list[watched_count++] = (struct watched) { owner, fd, now.st_dev, now.st_ino };
+    }
+    pthread_mutex_unlock(&lock_fork);
+}
+
+void cairn_fork_forget(const void *owner)
+{
+    pthread_mutex_lock(&lock_fork);
+    for (size_t i = 0; i < watched_count; i++)
+        if (watched_list[i].owner == owner) watched_list[i--] = watched_list[--watched_count];
+    if (watched_count == 0) {
+        free(watched_list);
+        watched_list = NULL;
+    }
+    pthread_mutex_unlock(&lock_fork);
+}
+
+/* ==== handle ==== */
+
+#define SLOTS_MAX ((size_t)1 << 20)
+#define TAG       0xca1u /* in the top bits: no address of ours or anyone's looks so */
+
+struct slot {
+    void *object;
+    cairn_handle_free_fn release;
+    uint32_t generation; /* grows with every use of the slot; 31 bits of it are in the handle */
+    uint32_t refs;       /* 0: the slot is free */
+    enum cairn_handle_kind kind;
+    int open;
+    pid_t process;    /* that opened it */
+    size_t next_free; /* index + 1; 0 = none */
+};
+
+static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t slots_once = PTHREAD_ONCE_INIT;
+static pid_t process; /* this one */
+static struct slot *slots;
+static size_t slot_count;
+static size_t first_free; /* index + 1; 0 = none */
+
+static void lock_slots(void)
+{
+    pthread_mutex_lock(&slots_lock);
+}
+
+static void unlock_slots(void)
+{
+    pthread_mutex_unlock(&slots_lock);
+}
+
+static void in_child_handle(void)
+{
+    process = getpid();
+    pthread_mutex_unlock(&slots_lock);
+}
+
+static void begin(void)
+{
+    process = getpid();
+    pthread_atfork(lock_slots, unlock_slots, in_child_handle);
+}
+
+static void *handle_of(size_t index)
+{
+    const uint64_t bits = (uint64_t)TAG << 52 |
+                          (uint64_t)(slots[index].generation & 0xffffffffu) << 20 | index;
+    return (void *)(uintptr_t)bits;
+}
+
+/* The slot that a handle names, open or not; NULL if there is none. Under the lock. */
+static struct slot *find(const void *handle)
+{
+    const uint64_t bits = (uintptr_t)handle;
+    const size_t index = bits & (SLOTS_MAX - 1);
+    if (bits >> 52 != TAG || index >= slot_count) return NULL;
+    struct slot *slot = &slots[index];
+    if (slot->refs == 0 || slot->generation != (uint32_t)(bits >> 20)) return NULL;
+    return slot;
+}
+
+static int add_slots(void)
+{
+    const size_t count = slot_count == 0 ? 64 : slot_count * 2;
+    if (count > SLOTS_MAX) return 0;
+    struct slot *more = realloc(slots, count * sizeof *more);
+    if (more == NULL) return 0;
+    slots = more;
+    for (size_t i = slot_count; i < count; i++)
+        slots[i] = (struct slot) { .next_free = i + 1 < count ? i + 2 : 0 };
+    first_free = slot_count + 1;
+    slot_count = count;
+    return 1;
+}
+
+void *cairn_handle_open(enum cairn_handle_kind kind, void *object, cairn_handle_free_fn release)
+{
+    void *handle = NULL;
+    pthread_once(&slots_once, begin);
+    pthread_mutex_lock(&slots_lock);
+    if (first_free != 0 || add_slots()) {
+        const size_t index = first_free - 1;
+        struct slot *slot = &slots[index];
+        first_free = slot->next_free;
+        *slot = (struct slot) { .object = object,
+                                .release = release,
+                                .generation = slot->generation + 1,
+                                .refs = 1,
+                                .kind = kind,
+                                .open = 1,
+                                .process = process };
+        handle = handle_of(index);
+    }
+    pthread_mutex_unlock(&slots_lock);
+    return handle;
+}
+
+static int is_open(const struct slot *slot, enum cairn_handle_kind kind)
+{
+    return slot != NULL && slot->open && slot->kind == kind && slot->process == process;
+}
+
+void *cairn_handle_get(enum cairn_handle_kind kind, const void *handle)
+{
+    void *object = NULL;
+    pthread_mutex_lock(&slots_lock);
+    struct slot *slot = find(handle);
+    if (is_open(slot, kind)) {
+        slot->refs++;
+        object = slot->object;
+    }
+    pthread_mutex_unlock(&slots_lock);
+    return object;
+}
+
+void cairn_handle_hold(const void *handle)
+{
+    pthread_mutex_lock(&slots_lock);
+    struct slot *slot = find(handle);
+    if (slot != NULL) slot->refs++;
+    pthread_mutex_unlock(&slots_lock);
+}
+
+/* Gives one reference back and the slot with the last. Unlocks. */
+static void drop(struct slot *slot)
+{
+    void *object = NULL;
+    cairn_handle_free_fn release = slot->release;
+    if (--slot->refs == 0) {
+        object = slot->object;
+        slot->next_free = first_free;
+        first_free = (size_t)(slot - slots) + 1;
+    }
+    pthread_mutex_unlock(&slots_lock);
+    if (object != NULL && release != NULL) release(object);
+}
+
+void cairn_handle_put(const void *handle)
+{
+    pthread_mutex_lock(&slots_lock);
+    struct slot *slot = find(handle);
+    if (slot == NULL) {
+        pthread_mutex_unlock(&slots_lock);
+        return;
+    }
+    drop(slot);
+}
+
+int cairn_handle_close(enum cairn_handle_kind kind, const void *handle)
+{
+    pthread_mutex_lock(&slots_lock);
+    struct slot *slot = find(handle);
+    if (!is_open(slot, kind)) {
+        pthread_mutex_unlock(&slots_lock);
+        return 0;
+    }
+    slot->open = 0;
+    drop(slot);
+    return 1;
+}
+
+cairn_status cairn_handle_fail(const void *handle, const char *what)
+{
+    pthread_mutex_lock(&slots_lock);
+    const struct slot *slot = find(handle);
+    const pid_t owner = slot != NULL && slot->open ? slot->process : process;
+    pthread_mutex_unlock(&slots_lock);
+    if (owner == process) return cairn_client_fail(CAIRN_ERR_HANDLE, "not an open %s", what);
+    return cairn_client_fail(CAIRN_ERR_HANDLE,
+                             "this %s is of process %ld, and a process that was forked cannot use "
+                             "it: start the new one by exec, and open a session there",
+                             what, (long)owner);
+}
+
+/* ==== struct ==== */
+
+#define SIZE_MAX_SANE 65536 /* a struct_size beyond it was never set */
+
+static size_t size_of(const void *caller)
+{
+    size_t size;
+    memcpy(&size, caller, sizeof size);
+    return size;
+}
+
+bool cairn_struct_fits(const void *out, size_t least_bytes)
+{
+    return out != NULL && size_of(out) >= least_bytes && size_of(out) <= SIZE_MAX_SANE;
+}
+
+bool cairn_struct_take(void *to, size_t bytes, size_t least_bytes, const void *from)
+{
+    if (!cairn_struct_fits(from, least_bytes)) return false;
+    const size_t size = size_of(from);
+    const unsigned char *byte = from;
+    for (size_t i = bytes; i < size; i++)
+        if (byte[i] != 0) return false;
+    memset(to, 0, bytes);
+    memcpy(to, from, size < bytes ? size : bytes);
+    memcpy(to, &bytes, sizeof bytes);
+    return true;
+}
+
+bool cairn_struct_is_zero(const void *reserved, size_t bytes)
+{
+    const unsigned char *byte = reserved;
+    for (size_t i = 0; i < bytes; i++)
+        if (byte[i] != 0) return false;
+    return true;
+}
+
+void cairn_struct_give(void *out, const void *from, size_t bytes)
+{
+    const size_t size = size_of(out);
+    memset(out, 0, size);
+    memcpy(out, from, size < bytes ? size : bytes);
+    memcpy(out, &size, sizeof size);
+}
+
+const void *cairn_struct_at(const void *first, size_t i)
+{
+    return (const unsigned char *)first + i * size_of(first);
+}
+
+/* ==== units ==== */
+
+struct cairn_units {
+    const struct cairn_job_spec_data *spec; /* borrowed */
+    uint32_t *order;                        /* [tensor_count] tensors, by unit, then by index */
+    size_t *first; /* [unit_count + 1] where each unit begins in `order`; units by name */
+    size_t unit_count;
+};
+
+static const char *unit_of(const struct cairn_job_spec_data *spec, uint32_t tensor)
+{
+    return spec->tensors[tensor].unit;
+}
+
+static int compare(const void *a, const void *b, void *spec)
+{
+    const uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
+    const int order = strcmp(unit_of(spec, left), unit_of(spec, right));
+    return order != 0 ? order : (left > right) - (left < right);
+}
+
+static void mark_units(struct cairn_units *units)
+{
+    const size_t count = units->spec->tensor_count;
+    for (size_t i = 0; i < count; i++)
+        if (i == 0 || strcmp(unit_of(units->spec, units->order[i - 1]),
+                             unit_of(units->spec, units->order[i])) != 0)
+            units->first[units->unit_count++] = i;
+    units->first[units->unit_count] = count;
+}
+
+struct cairn_units *cairn_units_open(const struct cairn_job_spec_data *spec)
+{
+    struct cairn_units *units = calloc(1, sizeof *units);
+    if (units == NULL) return NULL;
+    units->spec = spec;
+    units->order = calloc(spec->tensor_count + 1, sizeof *units->order);
+    units->first = calloc(spec->tensor_count + 1, sizeof *units->first);
+    if (units->order == NULL || units->first == NULL) {
+        cairn_units_close(units);
+        return NULL;
+    }
+    for (size_t i = 0; i < spec->tensor_count; i++) units->order[i] = (uint32_t)i;
+    union { // qsort_r gives it back as it is; compare reads it
+        const struct cairn_job_spec_data *in;
+        void *out;
+    } context = { .in = spec };
+    qsort_r(units->order, spec->tensor_count, sizeof *units->order, compare, context.out);
+    mark_units(units);
+    return units;
+}
+
+void cairn_units_close(struct cairn_units *units)
+{
+    if (units == NULL) return;
+    free(units->order);
+    free(units->first);
+    free(units);
+}
+
+size_t cairn_units_find(const struct cairn_units *units, const char *name)
+{
+    size_t low = 0, high = units->unit_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const int order = strcmp(unit_of(units->spec, units->order[units->first[middle]]), name);
+        if (order == 0) return middle;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return SIZE_MAX;
+}
+
+const uint32_t *cairn_units_tensors(const struct cairn_units *units, size_t unit, size_t *count_out)
+{
+    *count_out = units->first[unit + 1] - units->first[unit];
+    return &units->order[units->first[unit]];
+}
+
+/* ==== strides ==== */
+
+/* ---- judging ---- */
+
+/* The bytes to behind the last element can be counted. */
+static bool reaches(const struct strides *s, size_t elem_bytes)
+{
+    uint64_t last = 0, far;
+    for (uint32_t d = 0; d < s->rank; d++) {
+        if (__builtin_mul_overflow(s->extent[d] - 1, s->stride[d], &far) ||
+            __builtin_add_overflow(last, far, &last))
+            return false;
+    }
+    return last < PTRDIFF_MAX / elem_bytes;
+}
+
+/* One dimension more, inside of those before: it joins the last one where that steps over just all of it. */
+static void add_dimension(struct strides *s, uint64_t extent, uint64_t stride)
+{
+    uint64_t over;
+    if (extent == 1) return;
+    const bool joins = s->rank > 0 && !__builtin_mul_overflow(extent, stride, &over) &&
+                       s->stride[s->rank - 1] == over;
+    if (!joins) s->extent[s->rank++] = 1;
+    s->extent[s->rank - 1] *= extent;
+    s->stride[s->rank - 1] = stride;
+}
+
+static cairn_status judge_number(int64_t stride, uint32_t d, uint32_t rank,
+                                 struct cairn_sentence *why)
+{
+    if (stride < 0)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "mem.stride[%" PRIu32 "] is %" PRId64 "; allowed: 0 or more", d, stride);
+    if (stride == 0 || d < rank) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "mem.stride[%" PRIu32 "] is %" PRId64 ", and there are %" PRIu32
+                      " dimensions; those behind them are 0",
+                      d, stride, rank);
+}
+
+cairn_status cairn_strides_judge(const int64_t stride[8], const struct cairn_box *box,
+                                 size_t elem_bytes, struct strides *out, struct cairn_sentence *why)
+{
+    struct strides s = { .given = false };
+    bool any = false;
+    for (uint32_t d = 0; d < 8; d++) {
+        const cairn_status status = judge_number(stride[d], d, box->rank, why);
+        if (status != CAIRN_OK) return status;
+        any = any || stride[d] != 0;
+    }
+    if (any && cairn_box_elems(box) > 0) {
+        for (uint32_t d = 0; d < box->rank; d++)
+            add_dimension(&s, box->extent[d], (uint64_t)stride[d]);
+        if (!reaches(&s, elem_bytes))
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "mem.stride: the last element lies beyond every address");
+        s.given = s.rank > 1 || (s.rank == 1 && s.stride[0] != 1);
+    }
+    *out = s;
+    return CAIRN_OK;
+}
+
+bool cairn_strides_apart(const struct strides *s)
+{
+    uint64_t spanned = 1; // elements from the first to behind the last, of the dimensions so far
+    bool done[8] = { false };
+    for (uint32_t n = 0; s->given && n < s->rank; n++) {
+        uint32_t least = s->rank;
+        for (uint32_t d = 0; d < s->rank; d++)
+            if (!done[d] && (least == s->rank || s->stride[d] < s->stride[least])) least = d;
+        done[least] = true;
+        if (s->stride[least] < spanned) return false;
+        spanned += (s->extent[least] - 1) * s->stride[least];
+    }
+    return true;
+}
+
+size_t cairn_strides_span(const struct strides *s, uint64_t elems, size_t elem_bytes)
+{
+    if (!s->given) return (size_t)elems * elem_bytes;
+    uint64_t last = 0;
+    for (uint32_t d = 0; d < s->rank; d++) last += (s->extent[d] - 1) * s->stride[d];
+    return ((size_t)last + 1) * elem_bytes;
+}
+
+/* ---- walking ---- */
+
+/* A place on the way through a piece. */
+struct walk {
+    const struct strides *strides;
+    uint64_t at[8]; /* index of each dimension */
+    uint64_t elem;  /* from the caller's pointer */
+};
+
+static struct walk walk_from(const struct strides *s, uint64_t first)
+{
+    struct walk walk = { .strides = s };
+    for (uint32_t d = s->rank; d-- > 0; first /= s->extent[d]) {
+        walk.at[d] = first % s->extent[d];
+        walk.elem += walk.at[d] * s->stride[d];
+    }
+    return walk;
+}
+
+/* How many elements, at most `left`, lie along the last dimension from here. */
+static uint64_t along(const struct walk *walk, uint64_t left)
+{
+    const uint32_t last = walk->strides->rank - 1;
+    const uint64_t run = walk->strides->extent[last] - walk->at[last];
+    return run < left ? run : left;
+}
+
+static void go_on(struct walk *walk, uint64_t run)
+{
+    const struct strides *s = walk->strides;
+    uint32_t d = s->rank - 1;
+    walk->at[d] += run;
+    walk->elem += run * s->stride[d];
+    for (; d > 0 && walk->at[d] == s->extent[d]; d--) {
+        walk->elem -= s->extent[d] * s->stride[d];
+        walk->at[d] = 0;
+        walk->at[d - 1]++;
+        walk->elem += s->stride[d - 1];
+    }
+}
+
+/* `count` elements, one every so many bytes. */
+static void copy(uint8_t *to, size_t to_step, const uint8_t *from, size_t from_step,
+                 size_t elem_bytes, uint64_t count)
+{
+    if (to_step == elem_bytes && from_step == elem_bytes)
+        memcpy(to, from, count * elem_bytes);
+    else if (elem_bytes == 4)
+        for (uint64_t i = 0; i < count; i++) memcpy(to + i * to_step, from + i * from_step, 4);
+    else if (elem_bytes == 2)
+        for (uint64_t i = 0; i < count; i++) memcpy(to + i * to_step, from + i * from_step, 2);
+    else
+        for (uint64_t i = 0; i < count; i++)
+            memcpy(to + i * to_step, from + i * from_step, elem_bytes);
+}
+
+void cairn_strides_gather(const struct strides *s, const void *base, size_t elem_bytes,
+                          uint64_t first, uint64_t count, void *out)
+{
+    const size_t step = (size_t)s->stride[s->rank - 1] * elem_bytes;
+    struct walk walk = walk_from(s, first);
+    uint8_t *to = out;
+    for (uint64_t left = count, run; left > 0; left -= run) {
+        run = along(&walk, left);
+        copy(to, elem_bytes, (const uint8_t *)base + walk.elem * elem_bytes, step, elem_bytes, run);
+        to += run * elem_bytes;
+        go_on(&walk, run);
+    }
+}
+
+void cairn_strides_scatter(const struct strides *s, void *base, size_t elem_bytes, uint64_t first,
+                           uint64_t count, const void *in)
+{
+    const size_t step = (size_t)s->stride[s->rank - 1] * elem_bytes;
+    struct walk walk = walk_from(s, first);
+    const uint8_t *from = in;
+    for (uint64_t left = count, run; left > 0; left -= run) {
+        run = along(&walk, left);
+        copy((uint8_t *)base + walk.elem * elem_bytes, step, from, elem_bytes, elem_bytes, run);
+        from += run * elem_bytes;
+        go_on(&walk, run);
+    }
+}
+
+/* ==== step times ==== */
+
+void cairn_step_times_waited(struct step_times *times, enum cairn_step_phase_times phase,
+                             uint64_t from_us)
+{
+    // A wait that began before the last commit counts only from that commit on.
+    if (from_us < times->committed_us) from_us = times->committed_us;
+    times->us[phase] += cairn_client_now_us() - from_us;
+}
+
+void cairn_step_times_pushed(struct step_times *times)
+{
+    times->pushed_us = cairn_client_now_us();
+}
+
+void cairn_step_times_ended(struct step_times *times, uint64_t from_us)
+{
+    uint64_t pushed_us = times->pushed_us;
+    if (pushed_us < from_us) pushed_us = from_us;
+    times->us[CAIRN_TIME_PUSH] += pushed_us - from_us;
+    cairn_step_times_waited(times, CAIRN_TIME_WAIT, pushed_us);
+}
+
+bool cairn_step_times_commit(struct step_times *times, uint64_t round, Cairn__StepTimes *out)
+{
+    const uint64_t now_us = cairn_client_now_us(), begin_us = times->committed_us;
+    uint64_t waited_us = 0;
+    if (round == times->committed_round) return false;
+    for (int p = CAIRN_TIME_PUSH; p < CAIRN_TIMES; p++) waited_us += times->us[p];
+    const uint64_t all_us = now_us - begin_us; // threads may wait side by side
+    times->us[CAIRN_TIME_COMPUTE] = all_us > waited_us ? all_us - waited_us : 0;
+    for (int p = 0; p < CAIRN_TIMES; p++)
+        times->told[p] = times->us[p] < UINT32_MAX ? (uint32_t)times->us[p] : UINT32_MAX;
+    memset(times->us, 0, sizeof times->us);
+    times->committed_round = round;
+    times->committed_us = now_us;
+    if (begin_us == 0) return false;
+    cairn__step_times__init(out);
+    out->us = times->told;
+    out->n_us = CAIRN_TIMES;
+    return true;
+}

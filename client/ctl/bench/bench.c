@@ -1,0 +1,734 @@
+#include "client/ctl/bench/bench.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/ctl/ctl.h"
+#include "gpu/gpu.h"
+#include "gpu/home.h"
+
+/* ==== card ==== */
+
+/* In the process of its own; its exit status. */
+static int ask(const char *device, int answer_fd)
+{
+    struct cairn_home *home = NULL;
+    struct cairn_sentence why;
+    const cairn_status status = cairn_home_open_cuda(device, &home, &why);
+    if (status != CAIRN_OK) return cairn_ctl_fail(status, "%s", why.text);
+    const uint64_t bytes = cairn_home_free_bytes(home);
+    cairn_home_close(home);
+    return write(answer_fd, &bytes, sizeof bytes) == sizeof bytes ? 0 : 1;
+}
+
+bool cairn_bench_card_free(const char *device, uint64_t *bytes_out)
+{
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) != 0) return false;
+    fflush(NULL); // what is not written yet would be written twice
+    const pid_t pid = fork();
+    if (pid == 0) _exit(ask(device, fds[1]));
+    close(fds[1]);
+    uint64_t bytes = 0;
+    const bool is_told = pid > 0 && read(fds[0], &bytes, sizeof bytes) == sizeof bytes;
+    close(fds[0]);
+    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
+    if (is_told) *bytes_out = bytes;
+    return is_told;
+}
+
+/* The line that begins with `name`, in kibibytes there. */
+static uint64_t status_bytes(pid_t pid, const char *name)
+{
+    const size_t length = strlen(name);
+    char path[48], line[128];
+    unsigned long long kib = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "re");
+    while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, name, length) != 0 || sscanf(line + length, "%llu kB", &kib) != 1)
+            kib = 0;
+    if (file != NULL) fclose(file);
+    return (uint64_t)kib << 10;
+}
+
+uint64_t cairn_bench_process_bytes(pid_t pid)
+{
+    return status_bytes(pid, "VmRSS:");
+}
+
+uint64_t cairn_bench_process_peak(pid_t pid)
+{
+    return status_bytes(pid, "VmHWM:");
+}
+
+void cairn_bench_process_peak_forget(pid_t pid)
+{
+    char path[48];
+    snprintf(path, sizeof path, "/proc/%d/clear_refs", (int)pid);
+    FILE *file = fopen(path, "we");
+    if (file == NULL) return; // then the peak is of all the time
+    fputs("5\n", file);
+    fclose(file);
+}
+
+/* ==== crew ==== */
+
+#define TURN_MS 100
+#define STOP_MS 1000
+
+/* ---- a worker's end ---- */
+
+static bool read_all(int fd, void *out, size_t bytes)
+{
+    for (size_t have = 0; have < bytes;) {
+        const ssize_t got = read(fd, (char *)out + have, bytes - have);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        have += (size_t)got;
+    }
+    return true;
+}
+
+static bool write_all(int fd, const void *data, size_t bytes)
+{
+    ssize_t written;
+    do { // fewer bytes than a pipe takes at a time
+        written = write(fd, data, bytes);
+    } while (written < 0 && errno == EINTR);
+    return written == (ssize_t)bytes;
+}
+
+bool cairn_bench_worker_next(const struct cairn_bench_worker *worker,
+                             struct cairn_bench_order *order_out)
+{
+    return read_all(worker->orders_fd, order_out, sizeof *order_out);
+}
+
+bool cairn_bench_worker_report(const struct cairn_bench_worker *worker,
+                               const struct cairn_bench_report *report)
+{
+    return write_all(worker->reports_fd, report, sizeof *report);
+}
+
+/* ---- the bench's end ---- */
+
+bool cairn_bench_is_interrupted(struct local *local)
+{
+    const int number = cairn_local_signal(local, 0, NULL);
+    return (number != 0 && number != SIGCHLD) || cairn_local_daemons_reap(local) > 0;
+}
+
+static bool await_report(struct cairn_bench_crew *crew, uint32_t i, struct cairn_bench_report *out)
+{
+    struct pollfd wait = { .fd = crew->reports_fds[i], .events = POLLIN };
+    while (poll(&wait, 1, TURN_MS) <= 0)
+        if (cairn_bench_is_interrupted(crew->local)) return false;
+    return read_all(crew->reports_fds[i], out, sizeof *out);
+}
+
+static bool start_one(struct cairn_bench_crew *crew,
+                      int (*run)(const struct cairn_bench_worker *worker), const void *plan,
+                      uint32_t world)
+{
+    int orders[2], reports[2];
+    const uint32_t i = crew->count;
+    if (pipe2(orders, O_CLOEXEC) != 0) return false;
+    if (pipe2(reports, O_CLOEXEC) != 0) {
+        close(orders[0]), close(orders[1]);
+        return false;
+    }
+    const pid_t pid = cairn_local_fork(crew->local);
+    if (pid == 0) {
+        for (uint32_t k = 0; k < i; k++) close(crew->orders_fds[k]), close(crew->reports_fds[k]);
+        close(orders[1]), close(reports[0]);
+        const struct cairn_bench_worker worker = { i, world, orders[0], reports[1], plan };
+        _exit(run(&worker));
+    }
+    close(orders[0]), close(reports[1]);
+    if (pid < 0) {
+        close(orders[1]), close(reports[0]);
+        return false;
+    }
+    crew->pids[i] = pid;
+    crew->orders_fds[i] = orders[1];
+    crew->reports_fds[i] = reports[0];
+    crew->count++;
+    return true;
+}
+
+bool cairn_bench_crew_start(struct cairn_bench_crew *crew, struct local *local, uint32_t count,
+                            int (*run)(const struct cairn_bench_worker *worker), const void *plan)
+{
+    *crew = (struct cairn_bench_crew) { .local = local };
+    while (crew->count < count)
+        if (!start_one(crew, run, plan, count)) return false;
+    struct cairn_bench_report report;
+    for (uint32_t i = 0; i < count; i++)
+        if (!await_report(crew, i, &report)) return false;
+    return true;
+}
+
+bool cairn_bench_crew_do(struct cairn_bench_crew *crew, struct cairn_bench_order order,
+                         struct cairn_bench_report *reports_out)
+{
+    for (uint32_t i = 0; i < crew->count; i++)
+        if (!write_all(crew->orders_fds[i], &order, sizeof order)) return false;
+    for (uint32_t i = 0; i < crew->count; i++)
+        if (!await_report(crew, i, &reports_out[i])) return false;
+    return true;
+}
+
+void cairn_bench_crew_stop(struct cairn_bench_crew *crew)
+{
+    for (uint32_t i = 0; i < crew->count; i++) close(crew->orders_fds[i]);
+    for (uint32_t i = 0; i < crew->count; i++) {
+        struct pollfd wait = { .fd = crew->reports_fds[i] }; // its end is a hang-up
+        if (poll(&wait, 1, STOP_MS) <= 0) kill(crew->pids[i], SIGKILL);
+        close(crew->reports_fds[i]);
+        while (waitpid(crew->pids[i], NULL, 0) < 0 && errno == EINTR) {}
+    }
+    crew->count = 0;
+}
+
+/* ==== idle ==== */
+
+#define SETTLE_S 0.2 /* what is under way when the last round is over */
+
+double cairn_bench_used_s(pid_t pid)
+{
+    clockid_t clock;
+    struct timespec t;
+    if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &t) != 0) return -1;
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* False, and said: a daemon ended, or a signal came. */
+static bool let_go_by(struct local *local, double seconds)
+{
+    const double end_s = cairn_bench_now() + seconds;
+    for (double left_s = seconds; left_s > 0; left_s = end_s - cairn_bench_now()) {
+        const int number = cairn_local_signal(local, (int)(left_s * 1000) + 1, NULL);
+        if (number != 0 && number != SIGCHLD) return false; // it is heard, so it needs no words
+        if (cairn_local_daemons_reap(local) > 0) return false;
+    }
+    return true;
+}
+
+bool cairn_bench_idle(struct local *local, double seconds, double *percent_out)
+{
+    double before_s[1 + CTL_SHARDS_MAX], most_s = 0;
+    if (!let_go_by(local, SETTLE_S)) return false;
+    const double begin_s = cairn_bench_now();
+    for (int i = 0; i < local->daemon_count; i++)
+        before_s[i] = cairn_bench_used_s(local->daemons[i].pid);
+    if (!let_go_by(local, seconds)) return false;
+    for (int i = 0; i < local->daemon_count; i++) {
+        const double s = cairn_bench_used_s(local->daemons[i].pid);
+        if (before_s[i] < 0 || s < 0) {
+            (void)cairn_ctl_fail(CAIRN_ERR_IO, "there is no processor time of %s to read",
+                                 local->daemons[i].name);
+            return false;
+        }
+        if (s - before_s[i] > most_s) most_s = s - before_s[i];
+    }
+    *percent_out = most_s / (cairn_bench_now() - begin_s) * 100;
+    return true;
+}
+
+/* ==== machine ==== */
+
+/* Describes the machine that a figure was measured on. */
+
+uint32_t cairn_bench_core_count(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return (uint32_t)CPU_COUNT(&set);
+    const long count = sysconf(_SC_NPROCESSORS_ONLN);
+    return count > 0 ? (uint32_t)count : 1;
+}
+
+uint64_t cairn_bench_memory_bytes(void)
+{
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) != 1) kib = 0;
+    if (file != NULL) fclose(file);
+    return (uint64_t)kib << 10;
+}
+
+/* "model name : X" of the first core; "unknown" where the kernel says nothing of it. */
+static void read_cpu(char *name_out, size_t name_bytes)
+{
+    char line[256];
+    bool is_found = false;
+    snprintf(name_out, name_bytes, "unknown");
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    while (file != NULL && !is_found && fgets(line, sizeof line, file) != NULL) {
+        const char *colon = strchr(line, ':');
+        is_found = strncmp(line, "model name", 10) == 0 && colon != NULL;
+        if (is_found)
+            snprintf(name_out, name_bytes, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
+    }
+    if (file != NULL) fclose(file);
+}
+
+/* 0: the system does not say. */
+static json_int_t cache(int name)
+{
+    const long value = sysconf(name);
+    return value > 0 ? (json_int_t)value : 0;
+}
+
+json_t *cairn_bench_machine(void)
+{
+    char cpu[128];
+    struct utsname name = { .release = "unknown" };
+    read_cpu(cpu, sizeof cpu);
+    uname(&name);
+    const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGE_SIZE);
+    return json_pack("{s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "l1d_bytes",
+                     cache(_SC_LEVEL1_DCACHE_SIZE), "l1d_ways", cache(_SC_LEVEL1_DCACHE_ASSOC),
+                     "l2_bytes", cache(_SC_LEVEL2_CACHE_SIZE), "l3_bytes",
+                     cache(_SC_LEVEL3_CACHE_SIZE), "cpu", cpu, "cores",
+                     (json_int_t)cairn_bench_core_count(), "memory_bytes",
+                     (json_int_t)pages * (json_int_t)page_bytes, "kernel", name.release, "isa",
+                     cairn_backend_host()->isa);
+}
+
+/* ==== model ==== */
+
+bool cairn_bench_is_ok(cairn_status status)
+{
+    if (status != CAIRN_OK)
+        (void)cairn_ctl_fail(status, "a worker of the bench: %s", cairn_error());
+    return status == CAIRN_OK;
+}
+
+bool cairn_bench_is_path(const char *name)
+{
+    static const char *const paths[] = { "auto", "mapped", "ucx" };
+    for (size_t i = 0; name != NULL && i < sizeof paths / sizeof *paths; i++)
+        if (strcmp(name, paths[i]) == 0) return true;
+    return name == NULL;
+}
+
+void cairn_bench_model_cut(struct cairn_bench_model *model, uint64_t params)
+{
+    const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
+    model->rows = params / row_elems + (params % row_elems != 0);
+}
+
+static cairn_status open_job(struct cairn_bench_member *member,
+                             const struct cairn_bench_model *model,
+                             const struct cairn_bench_worker *worker)
+{
+    struct cairn_tensor *tensors = calloc(model->tensors, sizeof *tensors);
+    const struct cairn_init zeros = { .kind = CAIRN_INIT_ZEROS };
+    const struct cairn_init normal = { .kind = CAIRN_INIT_NORMAL, .b = 0.02, .seed = 1 };
+    const struct cairn_init init = model->begins_random ? normal : zeros;
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < model->tensors; i++) {
+        snprintf(member->names[i], sizeof member->names[i], "w%04u", i % CAIRN_BENCH_TENSORS_MAX);
+        tensors[i] = (struct cairn_tensor) { .struct_size = sizeof tensors[i],
+                                             .name = member->names[i],
+                                             .wire = model->wire,
+                                             .rank = 2,
+                                             .shape = { model->rows, CAIRN_BENCH_COLUMNS },
+                                             .init = init };
+    }
+    const struct cairn_group group = CAIRN_GROUP_INIT;
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = tensors,
+                                         .tensor_count = model->tensors,
+                                         .groups = &group,
+                                         .group_count = 1,
+                                         .rank = worker->rank,
+                                         .workers_min = worker->world,
+                                         .global_batch = model->batch,
+                                         .micro_batches = model->added,
+                                         .snapshot_durable_within_s = model->durable_s,
+                                         .stage = model->added > 0 ? CAIRN_STAGE(1) : 0 };
+    const cairn_status status = cairn_job_open(member->session, model->job, &spec, CAIRN_WORKER,
+                                               CAIRN_BENCH_CALL_MS, &member->job);
+    free(tensors);
+    return status;
+}
+
+bool cairn_bench_member_join(struct cairn_bench_member *member,
+                             const struct cairn_bench_model *model,
+                             const struct cairn_bench_worker *worker)
+{
+    cairn_status status = open_job(member, model, worker);
+    if (status == CAIRN_OK) status = cairn_init_done(member->job, NULL, CAIRN_BENCH_CALL_MS);
+    return cairn_bench_is_ok(status);
+}
+
+bool cairn_bench_member_open(struct cairn_bench_member *member,
+                             const struct cairn_bench_model *model,
+                             const struct cairn_bench_worker *worker)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .device = model->device };
+    const cairn_status status = cairn_open(&opts, &member->session);
+    return cairn_bench_is_ok(status) && cairn_bench_member_join(member, model, worker);
+}
+
+/* ==== result ==== */
+
+/* Runs by turns, their medians, and how a result is printed. */
+
+#define SECONDS_DEFAULT 5.0
+
+struct runs {
+    double values[CAIRN_BENCH_RUNS_MAX], references[CAIRN_BENCH_RUNS_MAX];
+    double ratios[CAIRN_BENCH_RUNS_MAX];
+    uint32_t count;
+};
+
+double cairn_bench_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+struct cairn_bench_spread cairn_bench_spread_of(double *values, uint32_t count)
+{
+    qsort(values, count, sizeof *values, by_size);
+    const double middle = values[count / 2];
+    return (struct cairn_bench_spread) {
+        .median = count % 2 == 1 ? middle : (values[count / 2 - 1] + middle) / 2,
+        .min = values[0],
+        .max = values[count - 1],
+    };
+}
+
+/* One of each. False: one of them failed. */
+static bool run_pair(bool less_is_better, cairn_bench_fn subject, cairn_bench_fn reference,
+                     void *context, struct runs *runs)
+{
+    const double value = subject(context);
+    const double other = value > 0 ? reference(context) : 0;
+    if (!(value > 0) || !(other > 0)) return false;
+    runs->values[runs->count] = value;
+    runs->references[runs->count] = other;
+    runs->ratios[runs->count] = less_is_better ? other / value : value / other;
+    runs->count++;
+    return true;
+}
+
+int cairn_bench_alternate(struct cairn_bench_result *result, double seconds, cairn_bench_fn subject,
+                          cairn_bench_fn reference, void *context)
+{
+    static struct runs runs;
+    if (!(seconds > 0)) seconds = SECONDS_DEFAULT;
+    runs.count = 0;
+    if (!run_pair(result->less_is_better, subject, reference, context, &runs)) return 1;
+    runs.count =
+        0; // the first touches memory that nothing has touched, and fills what is filled once
+    const double end = cairn_bench_now() + seconds;
+    while (runs.count < CAIRN_BENCH_RUNS_MAX &&
+           (runs.count < CAIRN_BENCH_RUNS_MIN || cairn_bench_now() < end))
+        if (!run_pair(result->less_is_better, subject, reference, context, &runs)) return 1;
+    result->value = cairn_bench_spread_of(runs.values, runs.count);
+    result->reference = cairn_bench_spread_of(runs.references, runs.count);
+    result->ratio = cairn_bench_spread_of(runs.ratios, runs.count);
+    result->runs = runs.count;
+    return -1;
+}
+
+/* ---- printing ---- */
+
+static void set_spread(json_t *object, const char *name, const struct cairn_bench_spread *spread)
+{
+    char key[32];
+    json_object_set_new(object, name, json_real(spread->median));
+    snprintf(key, sizeof key, "%s_min", name);
+    json_object_set_new(object, key, json_real(spread->min));
+    snprintf(key, sizeof key, "%s_max", name);
+    json_object_set_new(object, key, json_real(spread->max));
+}
+
+static int print_json(const struct cairn_bench_result *result)
+{
+    json_t *object = json_pack("{s:s, s:s, s:s, s:I, s:O, s:O, s:o}", "bench", result->bench,
+                               "unit", result->unit, "reference_name", result->reference_name,
+                               "runs", (json_int_t)result->runs, "params", result->params, "parts",
+                               result->parts, "machine", cairn_bench_machine());
+    set_spread(object, "value", &result->value);
+    set_spread(object, "reference", &result->reference);
+    set_spread(object, "ratio", &result->ratio);
+    return cairn_ctl_print_json(object);
+}
+
+/* "name value" by turns, on one line. */
+static void print_object(const char *name, json_t *object)
+{
+    char *text = json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(6));
+    const size_t length = text != NULL ? strlen(text) : 0;
+    size_t kept = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (strchr("{}\"", text[i]) != NULL) continue;
+        text[kept++] = text[i] == ',' || text[i] == ':' ? ' ' : text[i];
+    }
+    if (kept > 0) cairn_ctl_line(name, "%.*s", (int)kept, text);
+    free(text);
+}
+
+static void print_spread(const char *name, const char *unit,
+                         const struct cairn_bench_spread *spread, const char *note)
+{
+    cairn_ctl_line(name, "%.4g%s%s (%.4g to %.4g)%s%s", spread->median, unit[0] != 0 ? " " : "",
+                   unit, spread->min, spread->max, note[0] != 0 ? ", " : "", note);
+}
+
+static void print_table(const struct cairn_bench_result *result)
+{
+    json_t *machine = cairn_bench_machine();
+    print_spread(result->bench, result->unit, &result->value, "");
+    print_spread("reference", result->unit, &result->reference, result->reference_name);
+    print_spread("ratio", "", &result->ratio, "");
+    cairn_ctl_line("runs", "%u of each, by turns", result->runs);
+    print_object("parts", result->parts);
+    print_object("params", result->params);
+    print_object("machine", machine);
+    json_decref(machine);
+}
+
+int cairn_bench_print(struct cairn_bench_result *result, const struct ctl *ctl)
+{
+    if (result->params == NULL) result->params = json_object();
+    if (result->parts == NULL) result->parts = json_object();
+    if (ctl->json)
+        print_json(result);
+    else
+        print_table(result);
+    json_decref(result->params);
+    json_decref(result->parts);
+    return 0;
+}
+
+/* ==== timeline ==== */
+
+static const char *const kind_names[] = {
+    "", "backward", "cast", "push", "commit", "fetch", "use"
+};
+
+static void add_event(json_t *events, const char *name, int process, int row, double begin_us,
+                      double end_us)
+{
+    json_array_append_new(events, json_pack("{s:s, s:s, s:i, s:i, s:f, s:f}", "name", name, "ph",
+                                            "X", "pid", process, "tid", row, "ts", begin_us, "dur",
+                                            end_us > begin_us ? end_us - begin_us : 0));
+}
+
+static void add_process(json_t *events, int process, const char *kind, int number)
+{
+    char name[32];
+    snprintf(name, sizeof name, "%s %d", kind, number);
+    json_array_append_new(events, json_pack("{s:s, s:s, s:i, s:{s:s}}", "name", "process_name",
+                                            "ph", "M", "pid", process, "args", "name", name));
+}
+
+static void add_worker(json_t *events, const struct cairn_bench_trace *trace, uint32_t worker,
+                       double zero)
+{
+    add_process(events, (int)worker, "worker", (int)worker);
+    for (uint32_t i = 0; i < trace->spans_each; i++) {
+        const struct cairn_bench_span *span = &trace->spans[worker * trace->spans_each + i];
+        if (span->kind == CAIRN_BENCH_SPAN_NONE) continue;
+        char name[48];
+        const bool whole = span->kind == CAIRN_BENCH_SPAN_COMMIT ||
+                           span->kind == CAIRN_BENCH_SPAN_BACKWARD;
+        snprintf(name, sizeof name, whole ? "%s" : "%s w%04u", kind_names[span->kind],
+                 span->tensor);
+        add_event(events, name, (int)worker, (int)span->kind, (span->begin - zero) * 1e6,
+                  (span->end - zero) * 1e6);
+    }
+}
+
+static void add_shard(json_t *events, const struct cairn_bench_times *times, int process,
+                      double zero_us)
+{
+    const struct {
+        const char *name;
+        uint64_t begin, end;
+    } phases[] = {
+        { "receive", times->receive, times->reduce },
+        { "fold", times->fold, times->reduce },
+        { "sums", times->reduce, times->reduced },
+        { "decision", times->reduced, times->update },
+        { "update, publish", times->update, times->published },
+    };
+    for (size_t i = 0; i < sizeof phases / sizeof *phases; i++)
+        if (phases[i].begin != 0 && phases[i].end != 0)
+            add_event(events, phases[i].name, process, (int)i, (double)phases[i].begin - zero_us,
+                      (double)phases[i].end - zero_us);
+}
+
+static void add_shards(json_t *events, const struct cairn_bench_trace *trace,
+                       const struct local *local, double zero)
+{
+    for (int s = 1; s < local->daemon_count; s++) {
+        struct cairn_bench_times *times = NULL;
+        size_t count = 0;
+        const int process = (int)trace->workers + s - 1;
+        if (!cairn_bench_times_read(local, s, &times, &count)) continue;
+        add_process(events, process, "shard", s);
+        for (size_t i = 0; i < count; i++)
+            if (times[i].round == trace->rounds[0])
+                add_shard(events, &times[i], process, zero * 1e6);
+        free(times);
+    }
+}
+
+static double first_begin(const struct cairn_bench_trace *trace)
+{
+    double first = 0;
+    for (uint32_t i = 0; i < trace->workers * trace->spans_each; i++) {
+        const struct cairn_bench_span *span = &trace->spans[i];
+        if (span->kind != CAIRN_BENCH_SPAN_NONE && (first == 0 || span->begin < first))
+            first = span->begin;
+    }
+    return first;
+}
+
+bool cairn_bench_timeline_write(const struct cairn_bench_trace *trace, const struct local *local,
+                                const char *path)
+{
+    const double zero = first_begin(trace);
+    json_t *events = json_array();
+    for (uint32_t w = 0; w < trace->workers; w++) add_worker(events, trace, w, zero);
+    add_shards(events, trace, local, zero);
+    json_t *object = json_pack("{s:o, s:s}", "traceEvents", events, "displayTimeUnit", "ms");
+    const bool ok = json_dump_file(object, path, JSON_COMPACT | JSON_REAL_PRECISION(9)) == 0;
+    json_decref(object);
+    if (!ok)
+        (void)cairn_ctl_fail(CAIRN_ERR_IO, "--timeline %s cannot be written: %s", path,
+                             strerror(errno));
+    return ok;
+}
+
+/* Pushes begin in order of time: so their union is a walk. */
+static void add_overlap(const struct cairn_bench_span *spans, uint32_t count, double *both,
+                        double *all)
+{
+    double begin = 0, end = 0, reached = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (spans[i].kind == CAIRN_BENCH_SPAN_BACKWARD) begin = spans[i].begin, end = spans[i].end;
+    for (uint32_t i = 0; i < count; i++) {
+        if (spans[i].kind != CAIRN_BENCH_SPAN_PUSH || spans[i].end <= reached) continue;
+        const double from = spans[i].begin > reached ? spans[i].begin : reached;
+        reached = spans[i].end;
+        const double low = from > begin ? from : begin, high = reached < end ? reached : end;
+        *all += reached - from;
+        if (high > low) *both += high - low;
+    }
+}
+
+double cairn_bench_timeline_overlap(const struct cairn_bench_trace *trace)
+{
+    double both = 0, all = 0;
+    for (uint32_t w = 0; w < trace->workers; w++)
+        add_overlap(trace->spans + w * trace->spans_each, trace->spans_each, &both, &all);
+    return all > 0 ? both / all : 0;
+}
+
+/* How much of a fetch's time lies within uses of other tensors (uses do not overlap). */
+static double used_meanwhile(const struct cairn_bench_span *fetch,
+                             const struct cairn_bench_span *spans, uint32_t count)
+{
+    double both = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cairn_bench_span *use = &spans[i];
+        if (use->kind != CAIRN_BENCH_SPAN_USE || use->tensor == fetch->tensor) continue;
+        const double low = use->begin > fetch->begin ? use->begin : fetch->begin;
+        const double high = use->end < fetch->end ? use->end : fetch->end;
+        if (high > low) both += high - low;
+    }
+    return both;
+}
+
+double cairn_bench_timeline_ahead(const struct cairn_bench_trace *trace)
+{
+    double both = 0, all = 0;
+    for (uint32_t w = 0; w < trace->workers; w++) {
+        const struct cairn_bench_span *spans = trace->spans + w * trace->spans_each;
+        for (uint32_t i = 0; i < trace->spans_each; i++) {
+            if (spans[i].kind != CAIRN_BENCH_SPAN_FETCH) continue;
+            both += used_meanwhile(&spans[i], spans, trace->spans_each);
+            all += spans[i].end - spans[i].begin;
+        }
+    }
+    return all > 0 ? both / all : 0;
+}
+
+/* ==== times ==== */
+
+/* The number behind " key="; 0: it is not there. */
+static uint64_t field(const char *line, const char *key)
+{
+    char wanted[32];
+    snprintf(wanted, sizeof wanted, " %s=", key);
+    const char *found = strstr(line, wanted);
+    return found != NULL ? strtoull(found + strlen(wanted), NULL, 10) : 0;
+}
+
+static struct cairn_bench_times times_of(const char *line)
+{
+    return (struct cairn_bench_times) {
+        .round = field(line, "round"),
+        .grant = field(line, "grant_us"),
+        .receive = field(line, "receive_us"),
+        .fold = field(line, "fold_us"),
+        .reduce = field(line, "reduce_us"),
+        .reduced = field(line, "reduced_us"),
+        .update = field(line, "update_us"),
+        .published = field(line, "published_us"),
+        .launches = field(line, "launches"),
+        .in_bytes = field(line, "in_bytes"),
+        .out_bytes = field(line, "out_bytes"),
+    };
+}
+
+bool cairn_bench_times_read(const struct local *local, int number, struct cairn_bench_times **out,
+                            size_t *count_out)
+{
+    char path[PATH_MAX + 32], line[2560];
+    snprintf(path, sizeof path, "%s/shard-%d.log", local->folder, number);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return false;
+    struct cairn_bench_times *list = NULL;
+    size_t count = 0, capacity = 0;
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (strstr(line, "msg=\"times of a round\"") == NULL) continue;
+        if (count == capacity) {
+            capacity = capacity == 0 ? 256 : 2 * capacity;
+            struct cairn_bench_times *grown = realloc(list, capacity * sizeof *list);
+            if (grown == NULL) break;
+            list = grown;
+        }
+        list[count++] = times_of(line);
+    }
+    fclose(file);
+    *out = list;
+    *count_out = count;
+    return true;
+}

@@ -1,0 +1,691 @@
+/* cairn bench reshard: a job of one worker moves from so many shards to so many and back, in a cluster of
+ * the bench's own. At rest, by turns with a memcpy of as many bytes by all cores: how fast state comes, by
+ * what the shards say that take it, and how long all of it takes, that is told apart. While it trains, with a
+ * backward of 200 ms, that sleeps and that computes on every core: how much longer the longest step is than
+ * the median before. And what a snapshot and its restore over the same shards take, and torch.save and load
+ * where Python has it. */
+#include "client/ctl/bench/reshard.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/ctl/bench/bench.h"
+#include "proto/plan/plan.h"
+
+#define RESHARD_PARAMS_DEFAULT 90000000u /* 1 GiB of state */
+#define TENSORS_DEFAULT        32
+#define FROM_DEFAULT           4
+#define BACKWARD_S             0.2
+#define STEPS_BEFORE           7
+#define SHARD_BYTES            36 /* an element of state: with what is beside it, and the bench's copies */
+#define COPIES                 3 /* of each kind that is beside the reference */
+
+struct reshard_bench {
+    const struct ctl *ctl;
+    struct cairn_bench_result *result;
+    struct local *local;
+    struct step_plan plan;
+    struct cairn_bench_crew crew;
+    struct bench_mover mover;
+    uint32_t from, to;
+    bool is_there;                /* the job is on `to` shards */
+    struct bench_move last, rest; /* the last one; those at rest, added up */
+    uint32_t rests;               /* moves at rest */
+    double moved, least, memory;  /* of all moves: bytes, bytes, the worst */
+    struct bench_copier copier;
+    double longest[2], median[2]; /* of a backward that sleeps, that computes; seconds */
+};
+
+/* ---- a move ---- */
+
+static void prepare_move(struct reshard_bench *b, bool rests)
+{
+    const uint32_t less = b->from < b->to ? b->from : b->to,
+                   more = b->from < b->to ? b->to : b->from;
+    b->mover.local = b->local;
+    b->mover.job = b->plan.model.job;
+    b->mover.first = less + 1;
+    b->mover.last = more;
+    b->mover.adds = (b->from < b->to) != b->is_there;
+    b->mover.rests = rests;
+}
+
+static bool end_move(struct reshard_bench *b)
+{
+    if (!cairn_bench_move_end(&b->mover, &b->last)) return false;
+    b->is_there = !b->is_there;
+    b->moved += b->last.moved_bytes;
+    b->least += b->last.least_bytes;
+    if (b->last.memory > b->memory) b->memory = b->last.memory;
+    return true;
+}
+
+static void add_rest(struct reshard_bench *b)
+{
+    const struct bench_move *last = &b->last;
+    struct bench_move *rest = &b->rest;
+    b->rests++;
+    rest->seconds += last->seconds;
+    rest->slices += last->slices;
+    rest->state_bytes += last->state_bytes;
+    rest->state_s += last->state_s;
+    rest->prepare_s += last->prepare_s;
+    rest->cut_s += last->cut_s;
+    rest->waited_s += last->waited_s;
+}
+
+/* GB/s. */
+static double move_at_rest(void *context)
+{
+    struct reshard_bench *b = context;
+    prepare_move(b, true);
+    if (!cairn_bench_move_begin(&b->mover) || !end_move(b)) return 0;
+    add_rest(b);
+    return b->last.state_bytes * 1e-9 / b->last.state_s;
+}
+
+static double copy_reshard(void *context)
+{
+    struct reshard_bench *b = context;
+    return cairn_bench_copy(&b->copier, (size_t)b->last.state_bytes, cairn_bench_core_count(),
+                            false);
+}
+
+/* The median of some; 0, and said: one failed. */
+static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_fresh)
+{
+    double values[COPIES];
+    for (int i = 0; i < COPIES; i++) {
+        values[i] = cairn_bench_copy(&b->copier, (size_t)b->last.state_bytes, threads, is_fresh);
+        if (!(values[i] > 0)) return 0;
+    }
+    return cairn_bench_spread_of(values, COPIES).median;
+}
+
+/* ---- while it trains ---- */
+
+/* Seconds of a step; 0, and said: it failed. */
+static double train(struct reshard_bench *b, uint32_t word)
+{
+    struct cairn_bench_report report;
+    const struct cairn_bench_order order = { word, 1 };
+    if (!cairn_bench_crew_do(&b->crew, order, &report)) return 0;
+    return report.figures[STEP_FIGURE_ALL];
+}
+
+static bool train_before(struct reshard_bench *b, uint32_t word, double *median_out)
+{
+    double values[STEPS_BEFORE];
+    for (int i = 0; i < STEPS_BEFORE; i++)
+        if (!((values[i] = train(b, word)) > 0)) return false;
+    *median_out = cairn_bench_spread_of(values, STEPS_BEFORE).median;
+    return true;
+}
+
+/* Forth while steps are made, and back at rest. */
+static bool measure_steps(struct reshard_bench *b, uint32_t word, double *median_out,
+                          double *longest_out)
+{
+    double seconds = 1;
+    *longest_out = 0;
+    if (!train_before(b, word, median_out)) return false;
+    prepare_move(b, false);
+    if (!cairn_bench_move_begin(&b->mover)) return false;
+    do {
+        seconds = train(b, word);
+        if (seconds > *longest_out) *longest_out = seconds;
+    } while (seconds > 0 && !atomic_load(&b->mover.is_over));
+    return end_move(b) && seconds > 0 && move_at_rest(b) > 0;
+}
+
+/* ---- what it took before ---- */
+
+/* Seconds of a snapshot that is committed, and of its restore; 0, and said: it failed. */
+static double snapshot_and_restore(struct reshard_bench *b)
+{
+    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    ProtobufCMessage *made, *restored;
+    struct ctl ctl = *b->ctl;
+    ctl.endpoint = b->local->endpoint;
+    ctl.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    create.job = restore.job = b->plan.model.job;
+    create.wait = true;
+    const double begin = cairn_bench_now();
+    if (cairn_ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base, CAIRN_MSG_SNAPSHOT_STATUS,
+                       &made) != CAIRN_OK)
+        return 0;
+    restore.id = ((const Cairn__SnapshotStatus *)made)->id;
+    const cairn_status called = cairn_ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base,
+                                               CAIRN_MSG_SNAPSHOT_STATUS, &restored);
+    const double seconds = cairn_bench_now() - begin;
+    cairn_message_free(made);
+    if (called == CAIRN_OK) cairn_message_free(restored);
+    return called == CAIRN_OK ? seconds : 0;
+}
+
+/* The same state in one process; 0: this Python has no torch, which is said. */
+static double torch_save_and_load(const struct reshard_bench *b)
+{
+    char command[PATH_MAX + 1024];
+    double seconds = 0;
+    const uint64_t elems = b->plan.model.tensors * cairn_bench_model_elems(&b->plan.model);
+    snprintf(
+        command, sizeof command,
+        "python3 -c \"import torch, time, os; p = '%s/torch.pt'; "
+        "s = {k: torch.zeros(%llu) for k in ('param', 'exp_avg', 'exp_avg_sq')}; t = "
+        "time.monotonic(); "
+        "torch.save(s, p); torch.load(p); print(time.monotonic() - t); os.remove(p)\" 2>/dev/null",
+        b->local->folder, (unsigned long long)elems);
+    FILE *python = popen(command, "re");
+    const bool is_there = python != NULL && fscanf(python, "%lf", &seconds) == 1;
+    if (python != NULL) pclose(python);
+    if (!is_there) fprintf(stderr, "skip: torch.save and load: python3 has no torch\n");
+    return is_there ? seconds : 0;
+}
+
+/* ---- the bench ---- */
+
+static void report_rest(const struct reshard_bench *b, json_t *parts)
+{
+    const struct bench_move *rest = &b->rest;
+    const double n = b->rests, moving_s = rest->state_s / n, all_s = rest->seconds / n;
+    json_t *more = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "state_bytes",
+                             rest->state_bytes / n, "slices", rest->slices / n, "all_s", all_s,
+                             "coming_s", moving_s, "fixed_s", all_s - moving_s, "fixed_prepare_s",
+                             rest->prepare_s / n, "fixed_cut_over_s", rest->cut_s / n,
+                             "fixed_while_it_comes_s", (rest->waited_s - rest->state_s) / n,
+                             "fixed_join_publish_leave_s",
+                             (rest->seconds - rest->prepare_s - rest->cut_s - rest->waited_s) / n);
+    json_object_update(parts, more);
+    json_decref(more);
+}
+
+/* False, and said: there is no memory. */
+static bool report_copies(struct reshard_bench *b, json_t *parts)
+{
+    static const struct {
+        const char *name;
+        bool by_all, is_fresh;
+    } kinds[] = {
+        { "memcpy_by_one_touched_GB/s", false, false },
+        { "memcpy_by_one_fresh_GB/s", false, true },
+        { "memcpy_by_all_cores_fresh_GB/s", true, true },
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        const uint32_t threads = kinds[i].by_all ? cairn_bench_core_count() : 1;
+        const double speed = copy_otherwise(b, threads, kinds[i].is_fresh);
+        if (!(speed > 0)) return false;
+        json_object_set_new(parts, kinds[i].name, json_real(speed));
+    }
+    return true;
+}
+
+static void report(struct reshard_bench *b, json_t *parts, double snapshot_s, double torch_s)
+{
+    json_t *more = json_pack("{s:f, s:f, s:f, s:f, s:f}", "moved_over_least",
+                             b->least > 0 ? b->moved / b->least : 0, "memory_over_owned_and_slice",
+                             b->memory, "longest_step_sleeping", b->longest[0] / b->median[0],
+                             "longest_step_computing", b->longest[1] / b->median[1],
+                             "snapshot_and_restore_s", snapshot_s);
+    json_object_update(parts, more);
+    json_decref(more);
+    if (torch_s > 0) json_object_set_new(parts, "torch_save_and_load_s", json_real(torch_s));
+}
+
+static int measure(struct reshard_bench *b)
+{
+    static const uint32_t words[2] = { STEP_ORDER_STEP, STEP_ORDER_BUSY };
+    const int done = cairn_bench_alternate(b->result, b->ctl->bench.seconds, move_at_rest,
+                                           copy_reshard, b);
+    if (done >= 0) return done;
+    json_t *parts = b->result->parts = json_object();
+    report_rest(b, parts);
+    if (!report_copies(b, parts)) return 1;
+    if (b->is_there && !(move_at_rest(b) > 0)) return 1;
+    for (int i = 0; i < 2; i++)
+        if (!measure_steps(b, words[i], &b->median[i], &b->longest[i])) return 1;
+    const double snapshot_s = snapshot_and_restore(b);
+    if (!(snapshot_s > 0)) return 1;
+    report(b, parts, snapshot_s, torch_save_and_load(b));
+    return -1;
+}
+
+static int run_there(struct local *local, void *context)
+{
+    struct reshard_bench *b = context;
+    int done = 1;
+    b->local = local;
+    if (cairn_bench_crew_start(&b->crew, local, 1, cairn_bench_step_work, &b->plan)) done = -1;
+    for (uint32_t s = b->from; s < b->to && done < 0; s++) done = cairn_local_shard_add(local);
+    if (done < 0 && !(train(b, STEP_ORDER_STEP) > 0)) done = 1; // there is a version to move
+    if (done < 0) done = measure(b);
+    cairn_bench_crew_stop(&b->crew);
+    cairn_bench_copier_release(&b->copier);
+    return done;
+}
+
+/* As many as by default, or fewer, and said: memory is short. */
+static uint64_t params_that_fit(void)
+{
+    const uint64_t fit = cairn_bench_memory_bytes() / 10 * 9 / SHARD_BYTES;
+    if (fit >= RESHARD_PARAMS_DEFAULT) return RESHARD_PARAMS_DEFAULT;
+    fprintf(stderr, "memory is short: %llu params instead of %u\n", (unsigned long long)fit,
+            RESHARD_PARAMS_DEFAULT);
+    return fit;
+}
+
+static void make_model(struct reshard_bench *b)
+{
+    const struct ctl_bench *asked = &b->ctl->bench;
+    struct cairn_bench_model *model = &b->plan.model;
+    const uint64_t params = asked->params > 0 ? asked->params : params_that_fit();
+    model->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
+    cairn_bench_model_cut(model, params);
+    model->wire = asked->wire != NULL && strcmp(asked->wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
+    snprintf(model->job, sizeof model->job, "bench.reshard");
+    b->plan.backward_seconds = BACKWARD_S;
+    b->plan.card = -1;
+}
+
+/* -1: go on. */
+static int judge_reshard(const struct reshard_bench *b)
+{
+    const uint64_t elems = b->plan.model.tensors * cairn_bench_model_elems(&b->plan.model);
+    const uint64_t needed = elems * SHARD_BYTES, there = cairn_bench_memory_bytes();
+    if (b->from == b->to || b->to > CTL_SHARDS_MAX)
+        return cairn_ctl_usage_fail(b->ctl, "--from %u --to %u: two numbers, 1 to %d, are needed",
+                                    b->from, b->to, CTL_SHARDS_MAX);
+    if (b->plan.model.tensors > CAIRN_BENCH_TENSORS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
+                              b->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
+    if (needed > there)
+        return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
+                              "it needs %s, and %s are free; give fewer --params",
+                              cairn_ctl_bytes(needed), cairn_ctl_bytes(there));
+    return -1;
+}
+
+static json_t *params_of(const struct reshard_bench *b)
+{
+    const struct cairn_bench_model *model = &b->plan.model;
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f}", "params",
+                     (json_int_t)(model->tensors * cairn_bench_model_elems(model)), "tensors",
+                     (json_int_t)model->tensors, "from", (json_int_t)b->from, "to",
+                     (json_int_t)b->to, "threads", (json_int_t)b->ctl->bench.threads, "wire",
+                     model->wire == CAIRN_F32 ? "f32" : "bf16", "backward_ms", BACKWARD_S * 1e3);
+}
+
+int cairn_bench_reshard(struct ctl *ctl)
+{
+    static struct reshard_bench bench;
+    static struct local local;
+    struct cairn_bench_result result = {
+        .bench = "reshard",
+        .unit = "GB/s",
+        .reference_name = "memcpy of as many bytes by all cores, to memory written before",
+    };
+    bench.ctl = local.ctl = ctl;
+    bench.result = &result;
+    bench.from = FROM_DEFAULT;
+    int done = -1;
+    if (ctl->from != NULL)
+        done = cairn_ctl_parse_number("from", ctl->from, CTL_SHARDS_MAX, &bench.from);
+    bench.to = bench.from + 1;
+    if (done < 0 && ctl->to != NULL)
+        done = cairn_ctl_parse_number("to", ctl->to, CTL_SHARDS_MAX, &bench.to);
+    if (done >= 0) return done;
+    ctl->shards = bench.from;
+    local.threads = ctl->bench.threads;
+    make_model(&bench);
+    done = judge_reshard(&bench);
+    if (done >= 0) return done;
+    if (!cairn_bench_step_plan_share(&bench.plan, 1)) return 1;
+    done = cairn_local_run(&local, run_there, &bench);
+    cairn_bench_step_plan_release(&bench.plan, 1);
+    if (done >= 0) return done;
+    result.params = params_of(&bench);
+    return cairn_bench_print(&result, ctl);
+}
+
+/* ==== copy ==== */
+
+#define THREADS_MAX 64
+
+/* The part of the area that one thread copies. */
+struct part {
+    pthread_t thread;
+    char *to;
+    const char *from;
+    size_t bytes;
+};
+
+static char *map(size_t bytes)
+{
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory != MAP_FAILED ? memory : NULL;
+}
+
+static void unmap(char *memory, size_t bytes)
+{
+    if (memory != NULL) munmap(memory, bytes);
+}
+
+void cairn_bench_copier_release(struct bench_copier *copier)
+{
+    unmap(copier->to, copier->bytes);
+    unmap(copier->from, copier->bytes);
+    *copier = (struct bench_copier) { .to = NULL };
+}
+
+static bool make_areas(struct bench_copier *copier, size_t bytes, bool is_fresh)
+{
+    if (copier->bytes != bytes) {
+        cairn_bench_copier_release(copier);
+        copier->bytes = bytes;
+        copier->from = map(bytes);
+        if (copier->from != NULL) memset(copier->from, 1, bytes);
+    }
+    if (is_fresh) {
+        unmap(copier->to, bytes);
+        copier->to = NULL;
+    }
+    if (copier->to == NULL) {
+        copier->to = map(bytes);
+        if (!is_fresh && copier->to != NULL) memset(copier->to, 1, bytes);
+    }
+    if (copier->from != NULL && copier->to != NULL) return true;
+    (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory to copy %s", cairn_ctl_bytes(2 * bytes));
+    return false;
+}
+
+static void *copy_copy(void *context)
+{
+    struct part *part = context;
+    memcpy(part->to, part->from, part->bytes);
+    __asm__ volatile("" : : "r"(part->to) : "memory"); // somebody reads it
+    return NULL;
+}
+
+double cairn_bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh)
+{
+    struct part parts[THREADS_MAX];
+    uint32_t begun = 0;
+    if (!make_areas(copier, bytes, is_fresh)) return 0;
+    if (threads > THREADS_MAX) threads = THREADS_MAX;
+    const double begin = cairn_bench_now();
+    for (; begun < threads; begun++) {
+        struct part *part = &parts[begun];
+        const size_t at = bytes / threads * begun;
+        *part = (struct part) {
+            .to = copier->to + at,
+            .from = copier->from + at,
+            .bytes = begun + 1 < threads ? bytes / threads : bytes - at,
+        };
+        if (pthread_create(&part->thread, NULL, copy_copy, part) != 0) break;
+    }
+    for (uint32_t i = 0; i < begun; i++) pthread_join(parts[i].thread, NULL);
+    if (begun == threads) return (double)bytes * 1e-9 / (cairn_bench_now() - begin);
+    (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
+    return 0;
+}
+
+/* ==== layout ==== */
+
+/* cairn bench layout: one plan, by a process of its own, so that its time and its memory are the planner's
+ * alone. The model is like a language model's: blocks of a few large and many small tensors. */
+
+#define BOUND_SECONDS         1.0
+#define BOUND_BYTES           ((uint64_t)1 << 30)
+#define UNIT_TENSORS          16 /* of a block */
+#define LARGE_OF_UNIT         7  /* attention and feed-forward; the others are norms and biases */
+#define SMALL_ELEMS           ((uint64_t)8192)
+#define NAME_BYTES            32
+#define LAYOUT_PARAMS_DEFAULT ((uint64_t)1000000000000)
+
+struct layout_bench {
+    uint64_t params;
+    uint32_t tensors, shards;
+    double rss_bytes;
+};
+
+static bool is_large(uint32_t tensor)
+{
+    return tensor % UNIT_TENSORS < LARGE_OF_UNIT;
+}
+
+static uint32_t large_count(uint32_t tensors)
+{
+    const uint32_t rest = tensors % UNIT_TENSORS;
+    return tensors / UNIT_TENSORS * LARGE_OF_UNIT + (rest < LARGE_OF_UNIT ? rest : LARGE_OF_UNIT);
+}
+
+/* Rows of 1024 elements; the parameters that norms and biases leave, spread over the large ones. */
+static struct cairn_shape shape_of(const struct layout_bench *bench, uint32_t tensor)
+{
+    const uint32_t large = large_count(bench->tensors);
+    const uint64_t small = (uint64_t)(bench->tensors - large) * SMALL_ELEMS;
+    const uint64_t left = bench->params > small ? bench->params - small : 0;
+    if (!is_large(tensor)) return (struct cairn_shape) { .rank = 1, .dim = { SMALL_ELEMS } };
+    const uint64_t rows = left / large / 1024 + (tensor % UNIT_TENSORS) * 7;
+    return (struct cairn_shape) { .rank = 2, .dim = { rows > 0 ? rows : 1, 1024 } };
+}
+
+/* The child: 0 if the plan was made. */
+static int plan(const struct layout_bench *bench)
+{
+    const size_t count = bench->tensors;
+    struct cairn_layout_tensor *tensors = calloc(count, sizeof *tensors);
+    char *names = malloc(count * 2 * NAME_BYTES);
+    if (tensors == NULL || names == NULL) return 1;
+    for (uint32_t t = 0; t < bench->tensors; t++) {
+        char *name = names + (size_t)t * 2 * NAME_BYTES, *unit = name + NAME_BYTES;
+        snprintf(name, NAME_BYTES, "layers.%u.tensor.%u", t / UNIT_TENSORS, t % UNIT_TENSORS);
+        snprintf(unit, NAME_BYTES, "layers.%u", t / UNIT_TENSORS);
+        tensors[t] = (struct cairn_layout_tensor) {
+            .name = name, .unit = unit, .shape = shape_of(bench, t), .elem_bytes = 20
+        };
+    }
+    const struct cairn_plan_request request = { .tensors = tensors,
+                                                .tensor_count = bench->tensors,
+                                                .shard_count = bench->shards };
+    struct cairn_layout *layout = NULL;
+    return cairn_plan_make(&request, &layout, NULL) == CAIRN_OK ? 0 : 1;
+}
+
+static double run_plan(void *context)
+{
+    struct layout_bench *bench = context;
+    const double begin = cairn_bench_now();
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) _exit(plan(bench));
+    struct rusage usage = { 0 };
+    int status = 1;
+    if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0) {
+        cairn_ctl_fail(CAIRN_ERR_INVALID,
+                       "there is no plan of %llu parameters in %u tensors on %u shards: too many "
+                       "parameters, or too little memory",
+                       (unsigned long long)bench->params, bench->tensors, bench->shards);
+        return 0;
+    }
+    const double rss_bytes = (double)usage.ru_maxrss * 1024;
+    if (rss_bytes > bench->rss_bytes) bench->rss_bytes = rss_bytes;
+    return cairn_bench_now() - begin;
+}
+
+static double bound(void *context)
+{
+    (void)context;
+    return BOUND_SECONDS;
+}
+
+int cairn_bench_layout(struct ctl *ctl)
+{
+    struct layout_bench bench = {
+        .params = ctl->bench.params > 0 ? ctl->bench.params : LAYOUT_PARAMS_DEFAULT,
+        .tensors = ctl->bench.tensors > 0 ? ctl->bench.tensors : 100000,
+        .shards = ctl->shards > 0 ? ctl->shards : 10000,
+    };
+    struct cairn_bench_result result = {
+        .bench = "layout",
+        .unit = "s",
+        .reference_name = "the bound",
+        .less_is_better = true,
+    };
+    const int done = cairn_bench_alternate(&result, ctl->bench.seconds, run_plan, bound, &bench);
+    if (done >= 0) return done;
+    result.params = json_pack("{s:I, s:I, s:I}", "params", (json_int_t)bench.params, "tensors",
+                              (json_int_t)bench.tensors, "shards", (json_int_t)bench.shards);
+    result.parts = json_pack("{s:f, s:I}", "rss_bytes", bench.rss_bytes, "rss_bound_bytes",
+                             (json_int_t)BOUND_BYTES);
+    return cairn_bench_print(&result, ctl);
+}
+
+/* ==== move ==== */
+
+#define LOOK_EVERY_MS 10
+
+/* Resident bytes of a process: its own and those of memory that it shares. 0: it is no more. */
+static uint64_t resident_bytes(pid_t pid)
+{
+    char path[64];
+    unsigned long long all, resident = 0;
+    snprintf(path, sizeof path, "/proc/%ld/statm", (long)pid);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return 0;
+    if (fscanf(file, "%llu %llu", &all, &resident) != 2) resident = 0;
+    fclose(file);
+    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void look(const struct local *local, uint64_t *most)
+{
+    for (int i = 1; i < local->daemon_count; i++) {
+        const uint64_t bytes = resident_bytes(local->daemons[i].pid);
+        if (bytes > most[i]) most[i] = bytes;
+    }
+}
+
+/* The reply to one question; NULL, and said: it failed. */
+static ProtobufCMessage *ask(struct bench_mover *m, uint32_t op)
+{
+    char names[CTL_SHARDS_MAX][24], *list[CTL_SHARDS_MAX];
+    Cairn__ReshardAsk message = CAIRN__RESHARD_ASK__INIT;
+    ProtobufCMessage *reply;
+    const size_t count = op == CAIRN_RESHARD_APPLY ? m->last - m->first + 1 : 0;
+    for (size_t i = 0; i < count; i++) {
+        snprintf(names[i], sizeof names[i], "shard-%zu", m->first + i);
+        list[i] = names[i];
+    }
+    message.job = (char *)(uintptr_t)m->job;
+    message.op = op;
+    message.add = message.drain = list;
+    message.n_add = m->adds ? count : 0;
+    message.n_drain = m->adds ? 0 : count;
+    const cairn_status called = cairn_ctl_call(&m->ctl, CAIRN_MSG_RESHARD_ASK, &message.base,
+                                               CAIRN_MSG_RESHARD_TOLD, &reply);
+    return called == CAIRN_OK ? reply : NULL;
+}
+
+/* 1: it goes on; 0: done; -1, and said: it failed. */
+static int judge_move(struct bench_mover *m, const Cairn__ReshardTold *told)
+{
+    const Cairn__ReshardJob *job = told->n_jobs == 1 ? told->jobs[0] : NULL;
+    if (job != NULL && strcmp(job->state, "moving") == 0) return 1;
+    if (job == NULL || strcmp(job->state, "done") != 0) {
+        (void)cairn_ctl_fail(CAIRN_ERR_REFUSED, "the move of job %s: %s", m->job,
+                             job != NULL ? job->text : "it is not known");
+        return -1;
+    }
+    m->move.moved_bytes = (double)job->moved_bytes;
+    m->move.least_bytes = (double)job->least_bytes;
+    m->move.slices = job->slice;
+    m->move.state_bytes = (double)job->state_bytes;
+    m->move.state_s = (double)job->state_us * 1e-6;
+    m->move.prepare_s = (double)job->prepare_us * 1e-6;
+    m->move.cut_s = (double)job->cut_us * 1e-6;
+    m->move.waited_s = (double)job->move_us * 1e-6;
+    return 0;
+}
+
+static int step(struct bench_mover *m, uint32_t op)
+{
+    ProtobufCMessage *reply = ask(m, op);
+    if (reply == NULL) return -1;
+    const int goes_on = judge_move(m, (const Cairn__ReshardTold *)reply);
+    cairn_message_free(reply);
+    return goes_on;
+}
+
+/* False, and said: it failed. */
+static bool await_rest(struct bench_mover *m)
+{
+    for (bool rests = false; !rests;) {
+        ProtobufCMessage *reply = ask(m, CAIRN_RESHARD_STATUS);
+        if (reply == NULL) return false;
+        const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
+        rests = told->n_jobs == 1 && told->jobs[0]->rests;
+        cairn_message_free(reply);
+        if (!rests) poll(NULL, 0, LOOK_EVERY_MS);
+    }
+    return true;
+}
+
+static double memory_of(const struct bench_mover *m, const uint64_t *before, const uint64_t *after)
+{
+    const double slice = m->move.slices > 0 ? m->move.moved_bytes / m->move.slices : 0;
+    double worst = 0;
+    for (int i = 1; i < m->local->daemon_count; i++) {
+        const double owned = (double)(before[i] > after[i] ? before[i] : after[i]);
+        if (owned + slice > 0 && (double)m->peaks[i] / (owned + slice) > worst)
+            worst = (double)m->peaks[i] / (owned + slice);
+    }
+    return worst;
+}
+
+static void *run(void *context)
+{
+    struct bench_mover *m = context;
+    uint64_t before[1 + CTL_SHARDS_MAX] = { 0 }, after[1 + CTL_SHARDS_MAX] = { 0 };
+    int goes_on = m->rests && !await_rest(m) ? -1 : 1;
+    look(m->local, before);
+    const double begin = cairn_bench_now();
+    if (goes_on > 0) goes_on = step(m, CAIRN_RESHARD_APPLY);
+    while (goes_on > 0) {
+        look(m->local, m->peaks);
+        poll(NULL, 0, LOOK_EVERY_MS);
+        goes_on = step(m, CAIRN_RESHARD_STATUS);
+    }
+    m->move.seconds = cairn_bench_now() - begin;
+    look(m->local, after);
+    m->move.memory = memory_of(m, before, after);
+    m->is_ok = goes_on == 0;
+    atomic_store(&m->is_over, true);
+    return NULL;
+}
+
+bool cairn_bench_move_begin(struct bench_mover *m)
+{
+    m->ctl = *m->local->ctl;
+    m->ctl.endpoint = m->local->endpoint;
+    memset(m->peaks, 0, sizeof m->peaks);
+    m->move = (struct bench_move) { 0 };
+    atomic_store(&m->is_over, false);
+    if (pthread_create(&m->thread, NULL, run, m) == 0) return true;
+    (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
+    return false;
+}
+
+bool cairn_bench_move_end(struct bench_mover *m, struct bench_move *move_out)
+{
+    pthread_join(m->thread, NULL);
+    *move_out = m->move;
+    return m->is_ok;
+}

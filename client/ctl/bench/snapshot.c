@@ -1,0 +1,939 @@
+/* cairn bench snapshot: what a snapshot costs, and its restore, beside the raw rate of the disk that it is
+ * on, in the same run; what training feels of it; and the manifest of a large one. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "client/ctl/bench/bench.h"
+#include "proto/snapshot/manifest.h"
+#include "proto/snapshot_io/snapshot_io.h"
+
+#define SNAPSHOT_TENSORS_DEFAULT 64
+#define REST_PARAMS              180000000u /* 2 GiB of state */
+#define INTERVAL_PARAMS          64000000u
+#define INTERVAL_SECONDS         60.0
+#define BACKWARD_S               0.2 /* less where an interval has no room for ten of them */
+#define DURABLE_S                30 /* a snapshot is to be there by then, whatever the steps feel */
+#define STATE_BYTES              12 /* an element in a snapshot: the parameter, two moments */
+#define SHARD_BYTES              28 /* of state, with what is beside it */
+#define STAGING_BYTES            12 /* of it, while a snapshot is taken */
+#define WORKER_BYTES             8
+#define ON_DISK                  3.2 /* a snapshot, and raw files or torch's; with what is beside them */
+
+static const struct part {
+    const char *name, *unit, *reference_name;
+    bool less_is_better;
+    uint64_t params;  /* by default; 0: it has no job */
+    uint32_t workers; /* the same */
+    int (*run)(struct snapshot_bench *b);
+} parts[] = {
+    { "write", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
+      snapshot_write },
+    { "read", "GB/s", "direct sequential reads of a file", false, REST_PARAMS, 1, snapshot_read },
+    { "interval", "s", "the mean step without a snapshot", true, INTERVAL_PARAMS, 2,
+      snapshot_interval },
+    { "export", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
+      snapshot_export },
+    { "import", "GB/s", "direct sequential reads of a file", false, INTERVAL_PARAMS, 1,
+      snapshot_import },
+    { "manifest", "s", "a limit of 5 s", true, 0, 1, snapshot_manifest },
+};
+#define PART_COUNT (sizeof parts / sizeof *parts)
+
+/* ---- what the parts share ---- */
+
+uint64_t snapshot_elems(const struct snapshot_bench *b)
+{
+    return b->plan.model.tensors * (uint64_t)cairn_bench_model_elems(&b->plan.model);
+}
+
+uint64_t snapshot_bytes(const struct snapshot_bench *b)
+{
+    return snapshot_elems(b) * STATE_BYTES;
+}
+
+void snapshot_set(struct snapshot_bench *b, const char *name, double value)
+{
+    json_object_set_new(b->parts, name, json_real(value));
+}
+
+double snapshot_step(struct snapshot_bench *b, uint32_t word)
+{
+    struct cairn_bench_report reports[CAIRN_BENCH_WORKERS_MAX];
+    const struct cairn_bench_order order = { word, 1 };
+    double slowest = 0;
+    if (!cairn_bench_crew_do(&b->crew, order, reports)) return 0;
+    b->steps++;
+    for (uint32_t i = 0; i < b->workers; i++)
+        if (reports[i].figures[STEP_FIGURE_ALL] > slowest)
+            slowest = reports[i].figures[STEP_FIGURE_ALL];
+    return slowest;
+}
+
+bool snapshot_crew_start(struct snapshot_bench *b)
+{
+    return cairn_bench_crew_start(&b->crew, b->local, b->workers, cairn_bench_step_work,
+                                  &b->plan) &&
+           snapshot_step(b, STEP_ORDER_STEP) > 0;
+}
+
+/* ---- a part ---- */
+
+static void make_model(struct snapshot_bench *b, const struct part *part)
+{
+    const struct ctl_bench *asked = &b->ctl->bench;
+    struct cairn_bench_model *model = &b->plan.model;
+    b->workers = asked->workers > 0 ? asked->workers : part->workers;
+    b->plan.backward_seconds = b->seconds < 10 * BACKWARD_S ? b->seconds / 10 : BACKWARD_S;
+    b->plan.card = -1;
+    model->wire = CAIRN_BF16;
+    model->durable_s = DURABLE_S;
+    model->tensors = asked->tensors > 0 ? asked->tensors : SNAPSHOT_TENSORS_DEFAULT;
+    cairn_bench_model_cut(model, asked->params > 0 ? asked->params : part->params);
+    snprintf(model->job, sizeof model->job, "bench.snapshot");
+}
+
+/* -1: go on. */
+static int judge_room(const struct snapshot_bench *b)
+{
+    struct statvfs fs;
+    const uint64_t elems = snapshot_elems(b), memory = cairn_bench_memory_bytes();
+    const uint64_t needed = elems * (SHARD_BYTES + STAGING_BYTES + b->workers * WORKER_BYTES);
+    const uint64_t on_disk = (uint64_t)((double)snapshot_bytes(b) * ON_DISK);
+    if (needed > memory)
+        return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
+                              "it needs %s of memory, and %s are free; give fewer --params",
+                              cairn_ctl_bytes(needed), cairn_ctl_bytes(memory));
+    if (statvfs(b->ctl->bench.folder, &fs) != 0 || (uint64_t)fs.f_bavail * fs.f_frsize >= on_disk)
+        return -1;
+    return cairn_ctl_fail(CAIRN_ERR_NO_SPACE,
+                          "it needs %s in %s, and %s are free; give fewer --params",
+                          cairn_ctl_bytes(on_disk), b->ctl->bench.folder,
+                          cairn_ctl_bytes((uint64_t)fs.f_bavail * fs.f_frsize));
+}
+
+static const struct part *running; /* what run_there runs */
+
+static int run_there(struct local *local, void *context)
+{
+    struct snapshot_bench *b = context;
+    b->local = b->disk.local = b->saver.local = local;
+    b->saver.job = b->plan.model.job;
+    b->saver.id[0] = '\0';
+    b->steps = 0;
+    const int done = running->run(b);
+    cairn_bench_disk_close(&b->disk);
+    return done;
+}
+
+/* In a cluster of its own. */
+static int run_part(struct snapshot_bench *b, const struct part *part)
+{
+    static struct local local;
+    local.ctl = b->ctl;
+    running = part;
+    make_model(b, part);
+    int done = part->params > 0 ? judge_room(b) : -1;
+    if (done >= 0) return done;
+    if (!cairn_bench_step_plan_share(&b->plan, b->workers)) return 1;
+    done = cairn_local_run(&local, run_there, b);
+    cairn_bench_step_plan_release(&b->plan, b->workers);
+    return done;
+}
+
+/* Adds the medians of this part to the parts of the whole bench. */
+static void add_result(struct snapshot_bench *b, const struct part *part)
+{
+    char name[64];
+    if (!(b->result->value.median > 0)) return; // it was skipped
+    snprintf(name, sizeof name, "%s_%s", part->name, part->unit);
+    snapshot_set(b, name, b->result->value.median);
+    snprintf(name, sizeof name, "%s_reference_%s", part->name, part->unit);
+    snapshot_set(b, name, b->result->reference.median);
+    snprintf(name, sizeof name, "%s_ratio", part->name);
+    snapshot_set(b, name, b->result->ratio.median);
+}
+
+/* ---- the bench ---- */
+
+/* -1: go on. */
+static int judge(struct ctl *ctl)
+{
+    struct statvfs fs;
+    const char *only = ctl->bench.only;
+    bool is_known = only == NULL;
+    for (size_t i = 0; i < PART_COUNT && !is_known; i++)
+        is_known = strcmp(parts[i].name, only) == 0;
+    if (!is_known)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                              "--only %s: write, read, interval, export, import and manifest are "
+                              "allowed",
+                              only);
+    if (ctl->bench.folder == NULL)
+        return cairn_ctl_usage_fail(ctl, "--dir FOLDER is needed: whose disk is to be measured");
+    if (statvfs(ctl->bench.folder, &fs) != 0)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--dir %s: it is no folder that can be read",
+                              ctl->bench.folder);
+    if (ctl->bench.workers > CAIRN_BENCH_WORKERS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed",
+                              ctl->bench.workers, CAIRN_BENCH_WORKERS_MAX);
+    if (ctl->bench.tensors > CAIRN_BENCH_TENSORS_MAX &&
+        (only == NULL || strcmp(only, "manifest") != 0))
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
+                              ctl->bench.tensors, CAIRN_BENCH_TENSORS_MAX);
+    return -1;
+}
+
+static json_t *params_of(const struct snapshot_bench *b)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:s}", "params", (json_int_t)snapshot_elems(b),
+                     "tensors", (json_int_t)b->plan.model.tensors, "workers",
+                     (json_int_t)b->workers, "shards", (json_int_t)b->ctl->shards, "seconds",
+                     b->seconds, "folder", b->ctl->bench.folder);
+}
+
+/* `result` is what the first part says; the others are among its parts. */
+static int run_parts(struct snapshot_bench *b, struct cairn_bench_result *result)
+{
+    const char *only = b->ctl->bench.only;
+    for (size_t i = 0; i < PART_COUNT; i++) {
+        const struct part *part = &parts[i];
+        struct cairn_bench_result own = { .bench = only != NULL ? NULL : "snapshot",
+                                          .unit = part->unit,
+                                          .reference_name = part->reference_name,
+                                          .less_is_better = part->less_is_better };
+        if (only != NULL && strcmp(only, part->name) != 0) continue;
+        b->result = &own;
+        const int done = run_part(b, part);
+        if (done >= 0) return done;
+        add_result(b, part);
+        if (result->params != NULL) continue;
+        *result = own;
+        result->params = params_of(b);
+    }
+    return -1;
+}
+
+int cairn_bench_snapshot(struct ctl *ctl)
+{
+    static struct snapshot_bench bench;
+    struct cairn_bench_result result = { .params = NULL };
+    char name[32] = "snapshot";
+    int done = judge(ctl);
+    if (done >= 0) return done;
+    setenv("TMPDIR", ctl->bench.folder, 1); // where the clusters' folders are
+    if (ctl->shards == 0) ctl->shards = 2;
+    bench.ctl = ctl;
+    bench.parts = json_object();
+    bench.seconds = ctl->bench.seconds > 0 ? ctl->bench.seconds : INTERVAL_SECONDS;
+    done = run_parts(&bench, &result);
+    if (done >= 0) {
+        json_decref(bench.parts);
+        json_decref(result.params);
+        return done;
+    }
+    if (ctl->bench.only != NULL) snprintf(name, sizeof name, "snapshot.%s", ctl->bench.only);
+    result.bench = name;
+    result.parts = bench.parts;
+    return cairn_bench_print(&result, ctl);
+}
+
+/* ==== disk ==== */
+
+#define LOOK_MS 5
+
+/* A pass over the file: threads take blocks until there are none. */
+struct pass {
+    int from, to; /* -1: nothing is read, or written */
+    uint64_t bytes;
+    _Atomic uint64_t next; /* the first byte that nobody has taken */
+    atomic_int left;       /* threads at work */
+    atomic_int error;      /* errno of the first that failed; 0: none */
+    atomic_bool gives_up;
+};
+
+static bool move_block(int fd, bool writes, char *block, uint64_t at)
+{
+    for (size_t done = 0; done < CAIRN_BENCH_DISK_BLOCK_BYTES;) {
+        const off_t from = (off_t)(at + done);
+        const size_t left = CAIRN_BENCH_DISK_BLOCK_BYTES - done;
+        const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
+                                     : pread(fd, block + done, left, from);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved == 0) errno = EIO; // the file is shorter than it was made
+        if (moved <= 0) return false;
+        done += (size_t)moved;
+    }
+    return true;
+}
+
+static void *run(void *context)
+{
+    struct pass *pass = context;
+    char *block = aligned_alloc(4096, CAIRN_BENCH_DISK_BLOCK_BYTES);
+    int none = 0;
+    if (block == NULL) atomic_compare_exchange_strong(&pass->error, &none, ENOMEM);
+    // No zeros: a disk might make less of them.
+    for (size_t i = 0; block != NULL && i < CAIRN_BENCH_DISK_BLOCK_BYTES; i++)
+        block[i] = (char)(i * 2654435761u >> 13);
+    while (atomic_load(&pass->error) == 0 && !atomic_load(&pass->gives_up)) {
+        const uint64_t at = atomic_fetch_add(&pass->next, CAIRN_BENCH_DISK_BLOCK_BYTES);
+        if (at >= pass->bytes) break;
+        if ((pass->from >= 0 && !move_block(pass->from, false, block, at)) ||
+            (pass->to >= 0 && !move_block(pass->to, true, block, at)))
+            atomic_compare_exchange_strong(&pass->error, &none, errno);
+    }
+    free(block);
+    atomic_fetch_sub(&pass->left, 1);
+    return NULL;
+}
+
+/* All blocks, and fsync of what was written. Seconds; 0, and said. */
+static double make_pass(struct cairn_bench_disk *disk, int from, int to, uint64_t bytes)
+{
+    struct pass pass = { .from = from, .to = to, .bytes = bytes };
+    pthread_t threads[CAIRN_BENCH_DISK_THREADS];
+    int begun = 0;
+    atomic_store(&pass.left, CAIRN_BENCH_DISK_THREADS);
+    const double begin = cairn_bench_now();
+    while (begun < CAIRN_BENCH_DISK_THREADS &&
+           pthread_create(&threads[begun], NULL, run, &pass) == 0)
+        begun++;
+    atomic_fetch_sub(&pass.left, CAIRN_BENCH_DISK_THREADS - begun);
+    while (atomic_load(&pass.left) > 0) {
+        if (cairn_bench_is_interrupted(disk->local)) atomic_store(&pass.gives_up, true);
+        poll(NULL, 0, LOOK_MS);
+    }
+    for (int i = 0; i < begun; i++) pthread_join(threads[i], NULL);
+    int error = begun == 0 ? EAGAIN : atomic_load(&pass.error);
+    if (error == 0 && to >= 0 && fsync(to) != 0) error = errno;
+    const double seconds = cairn_bench_now() - begin;
+    if (error == 0 && !atomic_load(&pass.gives_up)) return seconds;
+    if (error != 0)
+        (void)cairn_ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s",
+                             cairn_ctl_bytes(bytes), disk->local->folder,
+                             to >= 0 ? "written" : "read", strerror(error));
+    return 0;
+}
+
+/* A file without a name. -1, and said. */
+static int open_file(struct cairn_bench_disk *disk)
+{
+    int fd = -1;
+    for (int flags = disk->is_buffered ? 0 : O_DIRECT; fd < 0; flags = 0) {
+        char path[PATH_MAX + 32];
+        snprintf(path, sizeof path, "%s/raw.XXXXXX", disk->local->folder);
+        fd = mkostemp(path, flags | O_CLOEXEC);
+        if (fd >= 0) unlink(path);
+        if (fd >= 0 || flags == 0) break;
+        if (!disk->is_buffered)
+            fprintf(stderr,
+                    "note: %s takes no direct I/O (%s): the raw rate is through the page "
+                    "cache\n",
+                    disk->local->folder, strerror(errno));
+        disk->is_buffered = true;
+    }
+    if (fd < 0)
+        (void)cairn_ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", disk->local->folder,
+                             strerror(errno));
+    return fd;
+}
+
+static uint64_t whole_blocks(uint64_t bytes)
+{
+    const uint64_t block = CAIRN_BENCH_DISK_BLOCK_BYTES;
+    return (bytes + block - 1) / block * block;
+}
+
+double cairn_bench_disk_write(struct cairn_bench_disk *disk, uint64_t bytes)
+{
+    const int fd = open_file(disk);
+    if (fd < 0) return 0;
+    bytes = whole_blocks(bytes);
+    const double seconds = make_pass(disk, -1, fd, bytes);
+    close(fd);
+    return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
+}
+
+/* The file that is read, of whole blocks. False, and said. */
+static bool have_file(struct cairn_bench_disk *disk, uint64_t bytes)
+{
+    if (disk->bytes != bytes) cairn_bench_disk_close(disk);
+    if (disk->fd == 0) {
+        const int fd = open_file(disk);
+        if (fd < 0) return false;
+        disk->fd = fd;
+        disk->bytes = bytes;
+        if (!(make_pass(disk, -1, fd, bytes) > 0)) return false;
+    }
+    if (disk->is_buffered) posix_fadvise(disk->fd, 0, 0, POSIX_FADV_DONTNEED);
+    return true;
+}
+
+double cairn_bench_disk_read(struct cairn_bench_disk *disk, uint64_t bytes)
+{
+    bytes = whole_blocks(bytes);
+    if (!have_file(disk, bytes)) return 0;
+    const double seconds = make_pass(disk, disk->fd, -1, bytes);
+    return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
+}
+
+double cairn_bench_disk_copy(struct cairn_bench_disk *disk, uint64_t bytes)
+{
+    bytes = whole_blocks(bytes);
+    const int fd = have_file(disk, bytes) ? open_file(disk) : -1;
+    if (fd < 0) return 0;
+    const double seconds = make_pass(disk, disk->fd, fd, bytes);
+    close(fd);
+    return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
+}
+
+void cairn_bench_disk_close(struct cairn_bench_disk *disk)
+{
+    if (disk->fd > 0) close(disk->fd);
+    disk->fd = 0;
+    disk->bytes = 0;
+}
+
+/* ==== rest ==== */
+
+/* A job at rest: a snapshot of it, against a file of as many bytes and torch.save; and its restore, onto the
+ * same shards and onto one more, with nothing of it in the page cache. */
+
+/* ---- writing ---- */
+
+static double write_once(void *context)
+{
+    struct snapshot_bench *b = context;
+    if (!cairn_bench_save_remove(&b->saver)) return 0;
+    const double seconds = cairn_bench_save(&b->saver);
+    return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
+}
+
+double snapshot_write_raw(void *context)
+{
+    struct snapshot_bench *b = context;
+    return cairn_bench_disk_write(&b->disk, snapshot_bytes(b));
+}
+
+/* The job's first version, and nobody who trains it. */
+static bool make_job(struct snapshot_bench *b)
+{
+    const bool is_made = snapshot_crew_start(b);
+    cairn_bench_crew_stop(&b->crew);
+    return is_made;
+}
+
+static int add_torch(struct snapshot_bench *b)
+{
+    struct cairn_bench_torch torch;
+    if (!cairn_bench_torch_measure(b->local, snapshot_elems(b), b->workers, &torch)) return 1;
+    if (torch.save_s > 0) {
+        const double speed = (double)snapshot_bytes(b) * 1e-9 / torch.save_s;
+        snapshot_set(b, "torch_save_GB/s", speed);
+        snapshot_set(b, "write_over_torch_save", b->result->value.median / speed);
+    }
+    if (torch.async_s > 0)
+        snapshot_set(b, "dcp_async_save_GB/s", (double)snapshot_bytes(b) * 1e-9 / torch.async_s);
+    return -1;
+}
+
+bool snapshot_make(struct snapshot_bench *b)
+{
+    return b->saver.id[0] != '\0' || (make_job(b) && cairn_bench_save(&b->saver) > 0);
+}
+
+int snapshot_write(struct snapshot_bench *b)
+{
+    if (!make_job(b)) return 1;
+    const int done = cairn_bench_alternate(b->result, 0.001, write_once, snapshot_write_raw, b);
+    return done < 0 ? add_torch(b) : done;
+}
+
+/* ---- reading ---- */
+
+/* The job is as it is: one that lives is given up only for files that were proven before. */
+static double read_over_job(struct snapshot_bench *b)
+{
+    cairn_bench_save_make_cold(&b->saver);
+    b->saver.restores = true;
+    const double seconds = cairn_bench_save(&b->saver);
+    b->saver.restores = false;
+    return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
+}
+
+/* There is no such job. */
+static double read_once(void *context)
+{
+    struct snapshot_bench *b = context;
+    return cairn_bench_save_drop_job(&b->saver) ? read_over_job(b) : 0;
+}
+
+static double read_raw(void *context)
+{
+    struct snapshot_bench *b = context;
+    return cairn_bench_disk_read(&b->disk, snapshot_bytes(b));
+}
+
+/* In place of the job, once; and onto a shard more than it was written by. */
+static int read_otherwise(struct snapshot_bench *b)
+{
+    double values[SNAPSHOT_RUNS];
+    const double replacing = read_over_job(b);
+    if (!(replacing > 0)) return 1;
+    snapshot_set(b, "read_replacing_a_job_GB/s", replacing);
+    const int done = cairn_local_shard_add(b->local);
+    if (done >= 0) return done;
+    for (int i = 0; i < SNAPSHOT_RUNS; i++)
+        if (!((values[i] = read_once(b)) > 0)) return 1;
+    const double speed = cairn_bench_spread_of(values, SNAPSHOT_RUNS).median;
+    snapshot_set(b, "read_by_one_shard_more_GB/s", speed);
+    snapshot_set(b, "read_by_one_shard_more_ratio", speed / b->result->reference.median);
+    return -1;
+}
+
+int snapshot_read(struct snapshot_bench *b)
+{
+    if (!snapshot_make(b)) return 1;
+    const int done = cairn_bench_alternate(b->result, 0.001, read_once, read_raw, b);
+    return done < 0 ? read_otherwise(b) : done;
+}
+
+/* ==== interval ==== */
+
+/* A job that trains, and one snapshot in an interval of it: intervals without and with one by turns, so that
+ * what the machine does otherwise meets both. With a backward that sleeps, and with one that computes on
+ * every core; and, sleeping again, with a snapshot that the job takes by itself, at a step. */
+
+#define PAIRS     2
+#define STEPS_MIN 5   /* of an interval, however short it is to be */
+#define BEFORE    0.1 /* of an interval with a snapshot, until that is asked for */
+#define DUE       30  /* steps ahead one that the job takes by itself is due: time to prepare */
+
+static const struct kind {
+    const char *how;
+    uint32_t word; /* of a step */
+    bool is_due;   /* the job takes the snapshot by itself */
+} kinds[] = { { "sleeping", STEP_ORDER_STEP, false },
+              { "computing", STEP_ORDER_BUSY, false },
+              { "due", STEP_ORDER_STEP, true } };
+#define KINDS ((int)(sizeof kinds / sizeof *kinds))
+
+static void forget_peaks(const struct local *local)
+{
+    for (int s = 1; s < local->daemon_count; s++)
+        cairn_bench_process_peak_forget(local->daemons[s].pid);
+}
+
+static void take_peaks(const struct local *local, struct cairn_bench_interval *interval)
+{
+    const int most = (int)(sizeof interval->shard_bytes / sizeof *interval->shard_bytes);
+    for (int s = 1; s < local->daemon_count && s <= most; s++)
+        interval->shard_bytes[s - 1] = cairn_bench_process_peak(local->daemons[s].pid);
+}
+
+/* One step more; false, and said. */
+static bool add_step(struct snapshot_bench *b, uint32_t word, struct cairn_bench_interval *interval)
+{
+    const double seconds = snapshot_step(b, word);
+    if (!(seconds > 0)) return false;
+    if (cairn_bench_interval_add(interval, seconds)) return true;
+    (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    return false;
+}
+
+static bool run_without(struct snapshot_bench *b, const struct kind *kind,
+                        struct cairn_bench_interval *interval)
+{
+    forget_peaks(b->local);
+    interval->begin = cairn_bench_now();
+    const double end = interval->begin + b->seconds;
+    while (interval->count < STEPS_MIN || cairn_bench_now() < end)
+        if (!add_step(b, kind->word, interval)) return false;
+    take_peaks(b->local, interval);
+    return true;
+}
+
+/* Until the snapshot is committed, if that is later. */
+static bool run_with(struct snapshot_bench *b, const struct kind *kind,
+                     struct cairn_bench_interval *interval)
+{
+    bool is_asked = false, is_ok = true;
+    if (!cairn_bench_save_remove(&b->saver)) return false;
+    forget_peaks(b->local);
+    interval->begin = cairn_bench_now();
+    const double ask = interval->begin + BEFORE * b->seconds, end = interval->begin + b->seconds;
+    while (is_ok && (interval->count < STEPS_MIN || cairn_bench_now() < end ||
+                     !atomic_load(&b->saver.is_over))) {
+        if (!is_asked && interval->count > 0 && cairn_bench_now() >= ask) {
+            b->saver.every = kind->is_due ? b->steps + DUE : 0; // it divides one step of these
+            if (!cairn_bench_save_begin(&b->saver)) return false;
+            is_asked = true;
+        }
+        is_ok = add_step(b, kind->word, interval);
+    }
+    take_peaks(b->local, interval);
+    if (is_asked && !cairn_bench_save_end(&b->saver, !is_ok)) return false;
+    interval->snapshot_begin = b->saver.begin;
+    interval->snapshot_end = b->saver.end;
+    return is_ok;
+}
+
+/* ---- what is said ---- */
+
+static json_t *steps_json(const struct cairn_bench_interval *interval)
+{
+    json_t *steps = json_array();
+    for (uint32_t i = 0; i < interval->count; i++)
+        json_array_append_new(steps, json_real(interval->steps[i]));
+    json_t *object = json_pack("{s:o}", "steps_s", steps);
+    if (interval->snapshot_end > 0) {
+        json_object_set_new(object, "snapshot_begin_s",
+                            json_real(interval->snapshot_begin - interval->begin));
+        json_object_set_new(object, "snapshot_end_s",
+                            json_real(interval->snapshot_end - interval->begin));
+    }
+    return object;
+}
+
+/* Every step, for who wants to see which of them made a bad ratio. */
+static void add_steps(struct snapshot_bench *b, const char *how,
+                      struct cairn_bench_interval (*pairs)[2])
+{
+    char name[48];
+    json_t *all = json_array();
+    for (int i = 0; i < PAIRS; i++) {
+        json_array_append_new(all, steps_json(&pairs[i][0]));
+        json_array_append_new(all, steps_json(&pairs[i][1]));
+    }
+    snprintf(name, sizeof name, "%s_intervals", how);
+    json_object_set_new(b->parts, name, all);
+}
+
+static void add(struct snapshot_bench *b, const char *how, const char *what, double value)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s_%s", how, what);
+    snapshot_set(b, name, value);
+}
+
+static void report_interval(struct snapshot_bench *b, const char *how,
+                            const struct cairn_bench_slowdown *figures, double snapshot_s)
+{
+    add(b, how, "mean_without_s", figures->mean_without);
+    add(b, how, "mean_with_s", figures->mean_with);
+    add(b, how, "slowdown", figures->slowdown);
+    add(b, how, "median_s", figures->median);
+    add(b, how, "worst_over_median", figures->worst_over_median);
+    add(b, how, "worst_over_median_without", figures->worst_without / figures->median);
+    add(b, how, "worst_added_s", figures->worst_added);
+    if (b->stall_s > 0) add(b, how, "worst_added_over_stall", figures->worst_added / b->stall_s);
+    add(b, how, "shard_memory_added_bytes", figures->memory_added);
+    add(b, how, "snapshot_s", snapshot_s);
+}
+
+/* ---- the part ---- */
+
+/* *out only on success. */
+static bool measure(struct snapshot_bench *b, const struct kind *kind,
+                    struct cairn_bench_slowdown *out)
+{
+    struct cairn_bench_interval pairs[PAIRS][2];
+    double snapshot_s = 0;
+    memset(pairs, 0, sizeof pairs);
+    bool is_ok = true;
+    for (int i = 0; i < PAIRS && is_ok; i++) {
+        is_ok = run_without(b, kind, &pairs[i][0]) && run_with(b, kind, &pairs[i][1]);
+        snapshot_s += (pairs[i][1].snapshot_end - pairs[i][1].snapshot_begin) / PAIRS;
+    }
+    if (is_ok &&
+        !cairn_bench_slowdown_of((const struct cairn_bench_interval(*)[2])pairs, PAIRS, out)) {
+        (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+        is_ok = false;
+    }
+    if (is_ok) report_interval(b, kind->how, out, snapshot_s);
+    if (is_ok && b->ctl->json) add_steps(b, kind->how, pairs);
+    for (int i = 0; i < PAIRS; i++) free(pairs[i][0].steps), free(pairs[i][1].steps);
+    return is_ok;
+}
+
+static struct cairn_bench_spread one(double value)
+{
+    return (struct cairn_bench_spread) { value, value, value };
+}
+
+/* Before anybody trains: it would take cores. */
+static bool measure_stall(struct snapshot_bench *b)
+{
+    struct cairn_bench_torch torch;
+    if (!cairn_bench_torch_measure(b->local, snapshot_elems(b), b->workers, &torch)) return false;
+    b->stall_s = torch.stall_s > 0 ? torch.stall_s : torch.save_s;
+    if (torch.stall_s > 0) snapshot_set(b, "stall_of_dcp_async_save_s", torch.stall_s);
+    if (!(torch.stall_s > 0) && torch.save_s > 0) {
+        fprintf(stderr, "note: the stall is all of torch.save and fsync\n");
+        snapshot_set(b, "stall_of_torch_save_s", torch.save_s);
+    }
+    return true;
+}
+
+int snapshot_interval(struct snapshot_bench *b)
+{
+    struct cairn_bench_slowdown figures[KINDS];
+    bool is_ok = measure_stall(b) && snapshot_crew_start(b);
+    for (int k = 0; k < KINDS; k++) is_ok = is_ok && measure(b, &kinds[k], &figures[k]);
+    cairn_bench_crew_stop(&b->crew);
+    if (!is_ok) return 1;
+    const struct cairn_bench_slowdown *sleeping = &figures[0];
+    b->result->value = one(sleeping->mean_with);
+    b->result->reference = one(sleeping->mean_without);
+    b->result->ratio = one(sleeping->mean_without / sleeping->mean_with);
+    b->result->runs = sleeping->steps;
+    return -1;
+}
+
+/* ==== figures ==== */
+
+bool cairn_bench_interval_add(struct cairn_bench_interval *interval, double seconds)
+{
+    if (interval->count == interval->capacity) {
+        const uint32_t capacity = interval->capacity > 0 ? 2 * interval->capacity : 256;
+        double *steps = realloc(interval->steps, capacity * sizeof *steps);
+        if (steps == NULL) return false;
+        interval->steps = steps;
+        interval->capacity = capacity;
+    }
+    interval->steps[interval->count++] = seconds;
+    return true;
+}
+
+/* All steps of one kind, of all pairs. */
+struct gathered {
+    double *steps; /* owned */
+    uint32_t count;
+    double mean, worst;
+};
+
+static bool gather(const struct cairn_bench_interval (*pairs)[2], uint32_t pair_count, int kind,
+                   struct gathered *out)
+{
+    *out = (struct gathered) { .count = 0 };
+    for (uint32_t p = 0; p < pair_count; p++) out->count += pairs[p][kind].count;
+    out->steps = malloc(out->count * sizeof *out->steps);
+    if (out->steps == NULL) return false;
+    double *to = out->steps;
+    for (uint32_t p = 0; p < pair_count; p++) {
+        const struct cairn_bench_interval *interval = &pairs[p][kind];
+        memcpy(to, interval->steps, interval->count * sizeof *to);
+        to += interval->count;
+    }
+    for (uint32_t i = 0; i < out->count; i++) {
+        out->mean += out->steps[i] / out->count;
+        if (out->steps[i] > out->worst) out->worst = out->steps[i];
+    }
+    return true;
+}
+
+static double memory_added(const struct cairn_bench_interval (*pairs)[2], uint32_t pair_count)
+{
+    double worst = 0;
+    for (uint32_t p = 0; p < pair_count; p++)
+        for (size_t s = 0; s < sizeof pairs[p][0].shard_bytes / sizeof(uint64_t); s++) {
+            const double added = (double)pairs[p][1].shard_bytes[s] -
+                                 (double)pairs[p][0].shard_bytes[s];
+            if (added > worst) worst = added;
+        }
+    return worst;
+}
+
+bool cairn_bench_slowdown_of(const struct cairn_bench_interval (*pairs)[2], uint32_t pair_count,
+                             struct cairn_bench_slowdown *out)
+{
+    struct gathered without, with = { .steps = NULL };
+    const bool is_there = gather(pairs, pair_count, 0, &without) &&
+                          gather(pairs, pair_count, 1, &with);
+    if (is_there) {
+        const double median = cairn_bench_spread_of(without.steps, without.count).median;
+        *out = (struct cairn_bench_slowdown) {
+            .steps = without.count < with.count ? without.count : with.count,
+            .mean_without = without.mean,
+            .mean_with = with.mean,
+            .slowdown = (with.mean - without.mean) / without.mean,
+            .median = median,
+            .worst_without = without.worst,
+            .worst_with = with.worst,
+            .worst_over_median = with.worst / median,
+            .worst_added = with.worst - median,
+            .memory_added = memory_added(pairs, pair_count),
+        };
+    }
+    free(without.steps);
+    free(with.steps);
+    return is_there;
+}
+
+/* ==== manifest ==== */
+
+/* The manifest of a large snapshot: written with all that makes it durable, and read and judged. Nothing else
+ * of the snapshot is there: its files are of the sizes that it says, and without blocks on the disk. */
+
+#define MANIFEST_TENSORS_DEFAULT 100000
+#define SHARDS_DEFAULT           256
+#define ROWS                     768 /* of 1024 columns: 79 G parameters, as large models are cut */
+#define LIMIT_S                  5.0
+
+struct manifest_bench {
+    char folder[PATH_MAX + 32];
+    struct cairn_manifest manifest;
+    uint32_t tensors, shards;
+    double write_s, read_s; /* of the last run */
+};
+
+static char *borrowed(const char *text)
+{
+    return (char *)(uintptr_t)text; // the spec copies it
+}
+
+static cairn_status add_tensors(struct cairn_job_spec_data *spec, uint32_t count)
+{
+    struct cairn_group_spec group = cairn_group_default();
+    group.name = borrowed("all");
+    group.optimizer = borrowed("adamw");
+    cairn_status status = cairn_spec_set_name(spec, "bench.manifest");
+    if (status == CAIRN_OK) status = cairn_spec_add_group(spec, &group);
+    for (uint32_t i = 0; i < count && status == CAIRN_OK; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u.up_proj.weight", i / 512,
+                 i % 512);
+        const struct cairn_tensor_spec tensor = { .name = name,
+                                                  .group = borrowed("all"),
+                                                  .kind = CAIRN_TRAINED,
+                                                  .wire = CAIRN_BF16,
+                                                  .reduce = CAIRN_F32,
+                                                  .master = CAIRN_F32,
+                                                  .shape = { 2, { ROWS, CAIRN_BENCH_COLUMNS } } };
+        status = cairn_spec_add_tensor(spec, &tensor);
+    }
+    cairn_spec_canonicalize(spec);
+    return status;
+}
+
+/* A file of that size, which takes nothing of the disk. */
+static bool make_file(const char *folder, const char *path, uint64_t bytes)
+{
+    char name[PATH_MAX + 128];
+    snprintf(name, sizeof name, "%s/%s", folder, path);
+    const int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    const bool is_made = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0;
+    if (!is_made) (void)cairn_ctl_fail(CAIRN_ERR_IO, "%s: %s", name, strerror(errno));
+    if (fd >= 0) close(fd);
+    return is_made;
+}
+
+/* Makes the block sums of one file of the bench: [blocks], no two alike. NULL: there is no
+ * memory. */
+static uint8_t *make_sums(uint64_t blocks)
+{
+    const size_t bytes = (size_t)blocks * CAIRN_SNAPSHOT_SUM_BYTES;
+    uint8_t *sums = malloc(bytes);
+    for (size_t i = 0; sums != NULL && i < bytes; i++) sums[i] = (uint8_t)(i * 2654435761u >> 11);
+    return sums;
+}
+
+/* Each shard's share of the parameters, and of both moments. */
+static bool add_files(struct manifest_bench *m)
+{
+    static const char *const folders[] = { "model", "optim" };
+    const uint64_t planes_bytes = (uint64_t)m->tensors * ROWS * CAIRN_BENCH_COLUMNS * 4;
+    uint8_t *sums = make_sums(cairn_snapshot_block_count(2 * planes_bytes / m->shards));
+    bool all_made = sums != NULL;
+    for (uint32_t f = 0; f < 2 && all_made; f++) {
+        char path[PATH_MAX + 64];
+        snprintf(path, sizeof path, "%s/%s", m->folder, folders[f]);
+        bool is_made = mkdir(path, 0700) == 0;
+        for (uint32_t s = 1; s <= m->shards && is_made; s++) {
+            const uint64_t bytes = (f + 1) * planes_bytes / m->shards;
+            snprintf(path, sizeof path, "%s/shard-%05u-model-00001-of-00001.safetensors",
+                     folders[f], s);
+            is_made = make_file(m->folder, path, bytes) &&
+                      cairn_manifest_add_file(&m->manifest, path, bytes, sums, false) == CAIRN_OK;
+        }
+        all_made = all_made && is_made;
+    }
+    free(sums);
+    return all_made;
+}
+
+static bool make(struct manifest_bench *m, const struct snapshot_bench *b)
+{
+    snprintf(m->folder, sizeof m->folder, "%s/manifest", b->local->folder);
+    cairn_manifest_init(&m->manifest);
+    m->manifest.generation = m->manifest.step = m->manifest.epoch = 1;
+    m->manifest.created_unix_s = 1;
+    m->manifest.loss_scale = 1;
+    m->manifest.shard_count = m->shards;
+    if (mkdir(m->folder, 0700) == 0 && add_tensors(&m->manifest.spec, m->tensors) == CAIRN_OK &&
+        add_files(m))
+        return true;
+    (void)cairn_ctl_fail(CAIRN_ERR_IO, "%s: a snapshot's folder cannot be made", m->folder);
+    return false;
+}
+
+/* Seconds of both. */
+static double write_and_read(void *context)
+{
+    struct manifest_bench *m = context;
+    struct cairn_manifest read;
+    struct cairn_sentence why;
+    char path[sizeof m->folder + 32];
+    snprintf(path, sizeof path, "%s/%s", m->folder, CAIRN_MANIFEST_NAME);
+    unlink(path); // of the run before: no manifest takes another's place
+    const double begin = cairn_bench_now();
+    cairn_status status = cairn_manifest_commit(m->folder, &m->manifest, &why);
+    const double written = cairn_bench_now();
+    if (status == CAIRN_OK) status = cairn_manifest_load(m->folder, &read, &why);
+    m->write_s = written - begin;
+    m->read_s = cairn_bench_now() - written;
+    if (status != CAIRN_OK) {
+        (void)cairn_ctl_fail(status, "%s", why.text);
+        return 0;
+    }
+    cairn_manifest_release(&read);
+    return m->write_s + m->read_s;
+}
+
+static double limit(void *context)
+{
+    (void)context;
+    return LIMIT_S;
+}
+
+static void report_manifest(struct snapshot_bench *b, const struct manifest_bench *m)
+{
+    char path[sizeof m->folder + 32];
+    struct stat st;
+    snapshot_set(b, "manifest_write_s", m->write_s);
+    snapshot_set(b, "manifest_read_s", m->read_s);
+    snprintf(path, sizeof path, "%s/%s", m->folder, CAIRN_MANIFEST_NAME);
+    if (stat(path, &st) == 0) snapshot_set(b, "manifest_bytes", (double)st.st_size);
+}
+
+int snapshot_manifest(struct snapshot_bench *b)
+{
+    static struct manifest_bench m;
+    const struct ctl_bench *asked = &b->ctl->bench;
+    m.tensors = asked->tensors > 0 ? asked->tensors : MANIFEST_TENSORS_DEFAULT;
+    m.shards = SHARDS_DEFAULT;
+    if (!make(&m, b)) return 1;
+    const int done = cairn_bench_alternate(b->result, 0.001, write_and_read, limit, &m);
+    if (done < 0) report_manifest(b, &m);
+    cairn_manifest_release(&m.manifest);
+    return done;
+}

@@ -1,0 +1,831 @@
+/* cairn bench update: what a shard does with the gradients of a step, by the kernels and in the passes of
+ * server/shard/update.c, without the messages: two contributions are folded and summed, then AdamW
+ * updates and publishes. Counted bytes an element, with bf16 on the wire (fp32):
+ *
+ *   fold      reads 2 contributions of 2 (4), writes the sum 4                          8  (12)
+ *   update    reads the sum 4, reads and writes parameter and two moments 24,
+ *             writes the published copy 2 (4)                                          30  (32)
+ *
+ * What the hardware adds (it reads a line before it writes a part of it) is not counted. The reference
+ * updates the same seven arrays in place: each is read and written, 38 bytes an element (48).
+ * On a device (--backend cuda) the arrays lie on it, and the reference copies as many bytes there.
+ * --only adamw: the update of one fp32 gradient without a published copy, as an optimizer in the trainer
+ * has it: 28 bytes against four arrays in place. --only zeros: the same where gradients and moments are 0, as
+ * of rows that nobody uses; a device's square root and division have a slow way for zero. --only fold: the
+ * first row above. --only hash: the leaf hashes of an fp32 plane, 4, against libsodium's. --only copy: such
+ * a plane out of pinned host memory into a device, and back, 8. */
+#include "client/ctl/bench/update.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <sodium.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "client/ctl/bench/bench.h"
+#include "proto/base/machine.h"
+#include "proto/fabric/backend.h"
+
+#define PARAMS_DEFAULT      ((uint64_t)64 << 20)
+#define THREADS_OF_DEVICE   2 /* while one waits for its list the other one's is at work */
+#define PASSES_MAX          2
+#define BYTES_MAX           (CAIRN_UPDATE_SOURCES * 4 + 5 * 4) /* an element, of all arrays */
+#define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)                    /* and where they are copied to */
+
+struct update_bench {
+    struct cairn_update_arrays arrays;
+    double best[PASSES_MAX]; /* seconds of each pass */
+    uint64_t launches;       /* of a device, for all of them once */
+    /* processor time of all runs: their ratio stands on a machine whose cores others use, too */
+    double subject_cpu, reference_cpu;
+    struct cairn_sentence why;
+};
+
+/* ---- the two runs ---- */
+
+/* Indexed by enum cairn_update_only: --only NAME, its passes, and the counted bytes an element:
+ * `bytes`, and `wires` times those of the wire type. */
+static const struct subject {
+    const char *name;
+    struct {
+        const char *part;
+        cairn_update_pass_fn *run;
+    } passes[PASSES_MAX];
+    size_t bytes, wires;
+} subjects[CAIRN_UPDATE_ONLIES] = {
+    [CAIRN_UPDATE_ALL] = { "",
+                           { { "fold_s", cairn_update_pass_fold },
+                             { "update_s", cairn_update_pass_update } },
+                           4 + 28,
+                           CAIRN_UPDATE_SOURCES + 1 },
+    [CAIRN_UPDATE_ADAMW] = { "adamw", { { "update_s", cairn_update_pass_update } }, 28, 0 },
+    [CAIRN_UPDATE_ZEROS] = { "zeros", { { "update_s", cairn_update_pass_update } }, 28, 0 },
+    [CAIRN_UPDATE_FOLD] = { "fold",
+                            { { "fold_s", cairn_update_pass_fold } },
+                            4,
+                            CAIRN_UPDATE_SOURCES },
+    [CAIRN_UPDATE_HASH] = { "hash", { { "hash_s", cairn_update_pass_hash } }, 4, 0 },
+    [CAIRN_UPDATE_COPY] = { "copy",
+                            { { "in_s", cairn_update_pass_in },
+                              { "out_s", cairn_update_pass_out } },
+                            8,
+                            0 },
+};
+
+static size_t counted_bytes(const struct cairn_update_arrays *arrays)
+{
+    const struct subject *subject = &subjects[arrays->only];
+    return subject->bytes + subject->wires * cairn_dtype_bytes((int)arrays->wire_dtype);
+}
+
+/* Hashes of the host are measured against libsodium's, by the same threads; all else against memory. */
+static bool is_by_libsodium(const struct cairn_update_arrays *arrays)
+{
+    return arrays->only == CAIRN_UPDATE_HASH && cairn_home_info(arrays->home)->is_host;
+}
+
+static size_t reference_bytes(const struct cairn_update_arrays *arrays)
+{
+    return is_by_libsodium(arrays) ? counted_bytes(arrays) : 2 * arrays->streams_bytes;
+}
+
+static double rate(const struct cairn_update_arrays *arrays, size_t bytes_per_elem, double seconds)
+{
+    return (double)bytes_per_elem * (double)arrays->elems / seconds * 1e-9;
+}
+
+static double fail_run(const struct update_bench *bench)
+{
+    cairn_ctl_fail(CAIRN_ERR_IO, "%s", bench->why.text);
+    return 0;
+}
+
+static double run_subject(void *context)
+{
+    struct update_bench *bench = context;
+    struct cairn_update_arrays *arrays = &bench->arrays;
+    const struct subject *subject = &subjects[arrays->only];
+    double all = 0;
+    const uint64_t launches = cairn_home_use(arrays->home).launches;
+    for (int p = 0; p < PASSES_MAX && subject->passes[p].run != NULL; p++) {
+        const double seconds = subject->passes[p].run(arrays, &bench->subject_cpu, &bench->why);
+        if (!(seconds > 0)) return fail_run(bench);
+        if (bench->best[p] == 0 || seconds < bench->best[p]) bench->best[p] = seconds;
+        all += seconds;
+    }
+    bench->launches = cairn_home_use(arrays->home).launches - launches;
+    return rate(arrays, counted_bytes(arrays), all);
+}
+
+static double run_reference(void *context)
+{
+    struct update_bench *bench = context;
+    cairn_update_pass_fn *pass = is_by_libsodium(&bench->arrays) ? cairn_update_pass_libsodium
+                                                                 : cairn_update_pass_reference;
+    const double seconds = pass(&bench->arrays, &bench->reference_cpu, &bench->why);
+    return seconds > 0 ? rate(&bench->arrays, reference_bytes(&bench->arrays), seconds)
+                       : fail_run(bench);
+}
+
+/* ---- what is asked for ---- */
+
+static bool only_of(const char *name, enum cairn_update_only *out)
+{
+    for (int i = CAIRN_UPDATE_ALL + 1; i < CAIRN_UPDATE_ONLIES; i++) {
+        if (strcmp(name, subjects[i].name) != 0) continue;
+        *out = (enum cairn_update_only)i;
+        return true;
+    }
+    return false;
+}
+
+/* -1: go on; else the exit status. */
+static int judge_words(const struct ctl *ctl, struct cairn_update_arrays *arrays)
+{
+    const char *wire = ctl->bench.wire, *only = ctl->bench.only, *backend = ctl->bench.backend;
+    const bool is_host = backend == NULL || strcmp(backend, "host") == 0;
+    if (only != NULL && !only_of(only, &arrays->only))
+        return cairn_ctl_usage_fail(ctl, "--only %s: adamw, zeros, fold, hash and copy are allowed",
+                                    only);
+    if (is_host && arrays->only == CAIRN_UPDATE_COPY)
+        return cairn_ctl_usage_fail(ctl, "--only copy is of a device; with --backend cuda");
+    if (ctl->bench.device != NULL && is_host)
+        return cairn_ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
+                                    ctl->bench.device);
+    arrays->wire_dtype = wire != NULL && strcmp(wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
+    return -1;
+}
+
+static int open_home(const struct ctl *ctl, struct update_bench *bench)
+{
+    const char *backend = ctl->bench.backend;
+    bench->arrays.home = cairn_home_host();
+    if (backend == NULL || strcmp(backend, "host") == 0) return -1;
+    const cairn_status status = cairn_home_open_cuda(ctl->bench.device, &bench->arrays.home,
+                                                     &bench->why);
+    return status == CAIRN_OK ? -1 : cairn_ctl_fail(status, "%s", bench->why.text);
+}
+
+static int judge_size(const struct ctl *ctl, struct cairn_update_arrays *arrays)
+{
+    const bool is_host = cairn_home_info(arrays->home)->is_host;
+    const uint64_t room = is_host
+                              ? cairn_bench_memory_bytes() / 2 / BYTES_MAX
+                              : cairn_home_free_bytes(arrays->home) / 10 * 9 / BYTES_MAX_OF_DEVICE;
+    const uint64_t wanted = ctl->bench.params > 0 ? ctl->bench.params : PARAMS_DEFAULT;
+    if (ctl->bench.params > room)
+        return cairn_ctl_usage_fail(ctl, "--params %llu: %s holds %llu", (unsigned long long)wanted,
+                                    is_host ? "half of the memory that is free"
+                                            : "what is free of the device, with room for a copy,",
+                                    (unsigned long long)room);
+    arrays->elems = (size_t)(wanted < room ? wanted : room) / CAIRN_UPDATE_CHUNK_ELEMS *
+                    CAIRN_UPDATE_CHUNK_ELEMS;
+    if (arrays->elems == 0) arrays->elems = CAIRN_UPDATE_CHUNK_ELEMS;
+    const uint32_t threads = is_host ? cairn_bench_core_count() : THREADS_OF_DEVICE;
+    arrays->threads = ctl->bench.threads > 0 ? ctl->bench.threads : threads;
+    if (arrays->threads > CAIRN_UPDATE_THREADS_MAX) arrays->threads = CAIRN_UPDATE_THREADS_MAX;
+    return -1;
+}
+
+/* ---- the bench ---- */
+
+static void describe(const struct update_bench *bench, struct cairn_bench_result *result)
+{
+    const struct cairn_update_arrays *arrays = &bench->arrays;
+    const struct cairn_home_info *home = cairn_home_info(arrays->home);
+    result->params = json_pack(
+        "{s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "params", (json_int_t)arrays->elems, "threads",
+        (json_int_t)arrays->threads, "wire", arrays->wire_dtype == CAIRN_F32 ? "f32" : "bf16",
+        "bytes_per_param", (json_int_t)counted_bytes(arrays), "reference_bytes_per_param",
+        (json_int_t)reference_bytes(arrays), "backend", home->backend, "device", home->device);
+    if (home->driver[0] != 0)
+        json_object_set_new(result->params, "driver", json_string(home->driver));
+    if (arrays->only == CAIRN_UPDATE_COPY)
+        json_object_set_new(result->params, "pinned", json_boolean(arrays->is_pinned));
+    result->parts = json_object();
+    for (int p = 0; p < PASSES_MAX && subjects[arrays->only].passes[p].run != NULL; p++)
+        json_object_set_new(result->parts, subjects[arrays->only].passes[p].part,
+                            json_real(bench->best[p]));
+    if (!home->is_host) {
+        json_object_set_new(result->parts, "launches", json_integer((json_int_t)bench->launches));
+        return;
+    }
+    if (arrays->only == CAIRN_UPDATE_HASH) cairn_update_hash_sets(arrays, result->parts);
+    const double cpu_ratio = (double)counted_bytes(arrays) / bench->subject_cpu /
+                             ((double)reference_bytes(arrays) / bench->reference_cpu);
+    json_object_set_new(result->parts, "cpu_ratio", json_real(cpu_ratio));
+}
+
+/* Once the arrays are there. */
+static const char *reference_name(const struct cairn_update_arrays *arrays)
+{
+    static char name[48];
+    if (is_by_libsodium(arrays)) return "libsodium, a leaf after the other";
+    if (!cairn_home_info(arrays->home)->is_host) return "copy of the same arrays on the device";
+    snprintf(name, sizeof name, "in-place update of %zu stream%s", arrays->stream_count,
+             arrays->stream_count == 1 ? "" : "s");
+    return name;
+}
+
+static int run_bench(struct ctl *ctl, struct update_bench *bench)
+{
+    const struct cairn_group_hyper hyper = { .optimizer = CAIRN_OPTIMIZER_ADAMW,
+                                             .lr = 1e-3,
+                                             .beta1 = 0.9,
+                                             .beta2 = 0.999,
+                                             .eps = 1e-8,
+                                             .weight_decay = 0.01 };
+    struct cairn_update_arrays *arrays = &bench->arrays;
+    char name[24];
+    snprintf(name, sizeof name, "update%s%s", arrays->only != CAIRN_UPDATE_ALL ? "." : "",
+             subjects[arrays->only].name);
+    struct cairn_bench_result result = { .bench = name, .unit = "GB/s" };
+    const struct cairn_shape shape = { .rank = 1, .dim = { arrays->elems } };
+    arrays->geometry = cairn_geometry_of(&shape);
+    int done = -1;
+    if (cairn_group_scalars_of(&hyper, 1, cairn_f32_bits(0.5f), &arrays->scalars) != CAIRN_OK)
+        done = cairn_ctl_fail(CAIRN_ERR_INVALID, "no scalars of the first step");
+    else if (!cairn_update_arrays_open(arrays, &bench->why))
+        done = cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "%s", bench->why.text);
+    result.reference_name = reference_name(arrays);
+    if (done < 0)
+        done = cairn_bench_alternate(&result, ctl->bench.seconds, run_subject, run_reference,
+                                     bench);
+    if (done < 0) describe(bench, &result);
+    cairn_update_arrays_close(arrays);
+    return done < 0 ? cairn_bench_print(&result, ctl) : done;
+}
+
+int cairn_bench_update(struct ctl *ctl)
+{
+    static struct update_bench bench;
+    int done = judge_words(ctl, &bench.arrays);
+    if (done < 0 && sodium_init() < 0) // until then libsodium hashes by its portable code
+        done = cairn_ctl_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
+    if (done < 0) done = open_home(ctl, &bench);
+    if (done >= 0) return done;
+    done = judge_size(ctl, &bench.arrays);
+    if (done < 0) done = run_bench(ctl, &bench);
+    cairn_home_close(bench.arrays.home);
+    return done;
+}
+
+/* ==== arrays ==== */
+
+/* The arrays of cairn bench update: where a shard of that home has them. */
+
+#define LIST_CHUNKS_MAX 1024
+#define FILL_WORKS      (CAIRN_UPDATE_SOURCES + 1)
+
+static bool is_host(const struct cairn_update_arrays *arrays)
+{
+    return cairn_home_info(arrays->home)->is_host;
+}
+
+/* ---- memory ---- */
+
+/* In large pages, as a shard's arenas are. */
+static void *map_host(struct cairn_update_map *map, size_t bytes)
+{
+    char *at = cairn_pages_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    if (at == MAP_FAILED) return NULL;
+    madvise(at, bytes, MADV_HUGEPAGE);
+    map->map = at;
+    map->bytes = bytes;
+    return at;
+}
+
+static void *make_memory(struct cairn_update_arrays *arrays, size_t bytes,
+                         struct cairn_sentence *why)
+{
+    struct cairn_update_map *map = &arrays->maps[arrays->map_count];
+    void *base = NULL;
+    if (is_host(arrays)) {
+        base = map_host(map, bytes);
+        if (base == NULL) cairn_sentence_set(why, "no memory for %zu parameters", arrays->elems);
+    } else if (cairn_home_memory_open(arrays->home, "bench", bytes, &map->memory, why) ==
+               CAIRN_OK) {
+        base = map->memory.base;
+    }
+    if (base != NULL) arrays->map_count++;
+    return base;
+}
+
+/* `begin`: where a shard has it in a page, proto/fabric/backend.h. */
+static void *make_array(struct cairn_update_arrays *arrays, size_t stream, size_t bytes_per_elem,
+                        struct cairn_sentence *why)
+{
+    const size_t begin = is_host(arrays) ? cairn_stagger_begin(stream) : 0;
+    char *base = make_memory(arrays, begin + arrays->elems * bytes_per_elem, why);
+    if (base == NULL) return NULL;
+    arrays->streams[arrays->stream_count++] = (struct cairn_bench_stream) { base + begin,
+                                                                            bytes_per_elem };
+    arrays->streams_bytes += bytes_per_elem;
+    return base + begin;
+}
+
+/* Pinned as a shard's landing is; where that fails, copies are slower, and right. */
+static bool make_host(struct cairn_update_arrays *arrays, struct cairn_sentence *why)
+{
+    const size_t bytes = arrays->elems * sizeof *arrays->host;
+    struct cairn_sentence unpinned;
+    arrays->host = map_host(&arrays->maps[arrays->map_count], bytes);
+    if (arrays->host == NULL) {
+        cairn_sentence_set(why, "no memory for %zu parameters", arrays->elems);
+        return false;
+    }
+    arrays->map_count++;
+    memset(arrays->host, 0, bytes);
+    arrays->is_pinned = cairn_home_pin(arrays->home, arrays->host, bytes, &unpinned) == CAIRN_OK;
+    return true;
+}
+
+static bool make_arrays(struct cairn_update_arrays *a, struct cairn_sentence *why)
+{
+    const size_t wire = cairn_dtype_bytes((int)a->wire_dtype);
+    const bool is_all = a->only == CAIRN_UPDATE_ALL;
+    const bool updates = is_all || a->only == CAIRN_UPDATE_ADAMW || a->only == CAIRN_UPDATE_ZEROS;
+    const bool folds = is_all || a->only == CAIRN_UPDATE_FOLD;
+    bool ok = true;
+    for (size_t s = 0; s < CAIRN_UPDATE_SOURCES && folds; s++)
+        ok = ok && (a->sources[s] = make_array(a, s, wire, why)) != NULL;
+    if (folds || updates) ok = ok && (a->sum = make_array(a, CAIRN_STREAM_SUM, 4, why)) != NULL;
+    if (updates || !folds)
+        ok = ok && (a->param = make_array(a, CAIRN_STREAM_PARAM, 4, why)) != NULL;
+    if (updates) {
+        ok = ok && (a->exp_avg = make_array(a, CAIRN_STREAM_EXP_AVG, 4, why)) != NULL;
+        ok = ok && (a->exp_avg_sq = make_array(a, CAIRN_STREAM_EXP_AVG_SQ, 4, why)) != NULL;
+    }
+    if (is_all) ok = ok && (a->wire = make_array(a, CAIRN_STREAM_WIRE, wire, why)) != NULL;
+    if (!is_host(a))
+        ok = ok && (a->copies = make_memory(a, a->elems * a->streams_bytes, why)) != NULL;
+    return ok && (a->only != CAIRN_UPDATE_COPY || make_host(a, why));
+}
+
+/* ---- threads ---- */
+
+static bool make_thread(struct cairn_update_arrays *arrays, struct cairn_update_thread *thread,
+                        struct cairn_sentence *why)
+{
+    const size_t works = arrays->list_chunks > FILL_WORKS ? arrays->list_chunks : FILL_WORKS;
+    if (cairn_home_stream_open(arrays->home, &thread->stream, why) != CAIRN_OK) return false;
+    thread->slots = calloc(arrays->list_chunks, sizeof *thread->slots);
+    thread->works = calloc(works, sizeof *thread->works);
+    thread->values = calloc(CAIRN_UPDATE_CHUNK_ELEMS, sizeof *thread->values);
+    if (thread->slots != NULL && thread->works != NULL && thread->values != NULL) return true;
+    cairn_sentence_set(why, "no memory for the works of a thread");
+    return false;
+}
+
+bool cairn_update_arrays_open(struct cairn_update_arrays *arrays, struct cairn_sentence *why)
+{
+    const uint32_t best = cairn_home_info(arrays->home)->works_best;
+    arrays->list_chunks = best < 1 ? 1 : best < LIST_CHUNKS_MAX ? best : LIST_CHUNKS_MAX;
+    if (!make_arrays(arrays, why)) return false;
+    for (uint32_t i = 0; i < arrays->threads; i++)
+        if (!make_thread(arrays, &arrays->thread[i], why)) return false;
+    return cairn_update_pass_fill(arrays, why);
+}
+
+void cairn_update_arrays_close(struct cairn_update_arrays *arrays)
+{
+    for (uint32_t i = 0; i < CAIRN_UPDATE_THREADS_MAX; i++) {
+        cairn_home_stream_close(arrays->thread[i].stream);
+        free(arrays->thread[i].slots);
+        free(arrays->thread[i].works);
+        free(arrays->thread[i].values);
+    }
+    if (arrays->is_pinned)
+        cairn_home_unpin(arrays->home, arrays->host, arrays->elems * sizeof *arrays->host);
+    for (size_t m = 0; m < arrays->map_count; m++) {
+        cairn_home_memory_close(&arrays->maps[m].memory);
+        if (arrays->maps[m].map != NULL) munmap(arrays->maps[m].map, arrays->maps[m].bytes);
+    }
+}
+
+/* ==== hash ==== */
+
+/* Measures for cairn bench update --only hash: one thread hashes a plane by each instruction set
+ * that this CPU has, by turns; "plain" is libsodium, a leaf after the other. Seconds are processor
+ * time of the thread, as others may use the cores, too. */
+
+#define ROUNDS      9
+#define ROUND_ELEMS ((size_t)4 << 20)
+
+static double processor_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* GB/s */
+static double rate_of(size_t elems, double seconds)
+{
+    return (double)(elems * sizeof(float)) / seconds * 1e-9;
+}
+
+static double by_set(const struct cairn_update_arrays *arrays, size_t elems,
+                     const struct cairn_backend *host)
+{
+    struct cairn_hash hashes[CAIRN_UPDATE_CHUNK_LEAVES];
+    const double start = processor_seconds();
+    for (size_t i = 0; i < elems; i += CAIRN_UPDATE_CHUNK_ELEMS)
+        host->hash_each(arrays->param + i, CAIRN_F32, &arrays->geometry, i / CAIRN_LEAF_ELEMS,
+                        CAIRN_UPDATE_CHUNK_LEAVES, hashes);
+    return rate_of(elems, processor_seconds() - start);
+}
+
+static void set_median(json_t *parts, const char *set, const char *what, double *values)
+{
+    char key[32];
+    snprintf(key, sizeof key, "%s_%s", set, what);
+    json_object_set_new(parts, key, json_real(cairn_bench_spread_of(values, ROUNDS).median));
+}
+
+void cairn_update_hash_sets(const struct cairn_update_arrays *arrays, json_t *parts)
+{
+    double rate[CAIRN_HOST_ISA_COUNT][ROUNDS];
+    double ratio[CAIRN_HOST_ISA_COUNT][ROUNDS];
+    const size_t elems = arrays->elems < ROUND_ELEMS ? arrays->elems : ROUND_ELEMS;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
+            const struct cairn_backend *host = cairn_backend_host_at(isa);
+            if (host == NULL) continue;
+            rate[isa][round] = by_set(arrays, elems, host);
+            ratio[isa][round] = rate[isa][round] / rate[0][round];
+        }
+    }
+    for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
+        if (cairn_backend_host_at(isa) == NULL) continue;
+        set_median(parts, cairn_backend_host_isa(isa), "gbps", rate[isa]);
+        set_median(parts, cairn_backend_host_isa(isa), "ratio", ratio[isa]);
+    }
+}
+
+/* ==== pass ==== */
+
+/* Passes of cairn bench update. Every thread has its part of the chunks, always the same, and has touched it
+ * first; it gives its home as many chunks at once as the home likes best. */
+
+#define CHUNK_ELEMS CAIRN_UPDATE_CHUNK_ELEMS
+
+struct pass_thread;
+/* Chunks [first, first + count), at most list_chunks of them. */
+typedef cairn_status (*list_fn)(struct pass_thread *thread, size_t first, size_t count);
+
+struct pass_thread {
+    struct cairn_update_arrays *arrays;
+    struct cairn_update_thread *own;
+    list_fn run;
+    uint32_t number;
+    size_t list_chunks;
+    double cpu; /* seconds of the core that it took */
+    cairn_status status;
+    struct cairn_sentence why;
+};
+
+static char *at(void *array, size_t chunk, size_t bytes_per_elem)
+{
+    return (char *)array + chunk * CHUNK_ELEMS * bytes_per_elem;
+}
+
+/* ---- lists of works ---- */
+
+static struct cairn_work fold_of(const struct cairn_update_arrays *arrays, size_t chunk,
+                                 struct cairn_update_slot *slot)
+{
+    const size_t wire = cairn_dtype_bytes((int)arrays->wire_dtype);
+    memset(&slot->sums, 0, sizeof slot->sums);
+    for (int s = 0; s < CAIRN_UPDATE_SOURCES; s++)
+        slot->sources[s] = (struct cairn_source) { .data = at(arrays->sources[s], chunk, wire),
+                                                   .dtype = arrays->wire_dtype };
+    return (struct cairn_work) { .kind = CAIRN_WORK_FOLD_SUMS,
+                                 .fold_sums = { .acc = arrays->sum + chunk * CHUNK_ELEMS,
+                                                .sources = slot->sources,
+                                                .source_count = CAIRN_UPDATE_SOURCES,
+                                                .first = true,
+                                                .far = true,
+                                                .geometry = &arrays->geometry,
+                                                .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
+                                                .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
+                                                .sums = &slot->sums } };
+}
+
+static struct cairn_work update_of(const struct cairn_update_arrays *arrays, size_t chunk,
+                                   struct cairn_update_slot *slot)
+{
+    const size_t first = chunk * CHUNK_ELEMS, wire = cairn_dtype_bytes((int)arrays->wire_dtype);
+    return (struct cairn_work) {
+        .kind = CAIRN_WORK_UPDATE,
+        .update = { .planes = { .grad = arrays->sum + first,
+                                .param = arrays->param + first,
+                                .exp_avg = arrays->exp_avg + first,
+                                .exp_avg_sq = arrays->exp_avg_sq + first,
+                                .wire = arrays->wire != NULL ? at(arrays->wire, chunk, wire) : NULL,
+                                .wire_dtype = arrays->wire_dtype,
+                                .elems = CHUNK_ELEMS,
+                                .far = true },
+                    .scalars = &arrays->scalars,
+                    .nonfinite = &slot->nonfinite }
+    };
+}
+
+static cairn_status fold_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    struct cairn_update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++)
+        own->works[i] = fold_of(thread->arrays, first + i, &own->slots[i]);
+    return cairn_home_run(own->stream, own->works, count, &thread->why);
+}
+
+static cairn_status update_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    struct cairn_update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++)
+        own->works[i] = update_of(thread->arrays, first + i, &own->slots[i]);
+    return cairn_home_run(own->stream, own->works, count, &thread->why);
+}
+
+static struct cairn_work hash_of(const struct cairn_update_arrays *arrays, size_t chunk,
+                                 struct cairn_update_slot *slot)
+{
+    return (struct cairn_work) { .kind = CAIRN_WORK_HASH,
+                                 .hash = { .plane = arrays->param + chunk * CHUNK_ELEMS,
+                                           .dtype = CAIRN_F32,
+                                           .geometry = &arrays->geometry,
+                                           .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
+                                           .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
+                                           .hashes = slot->hashes } };
+}
+
+static cairn_status hash_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    struct cairn_update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++)
+        own->works[i] = hash_of(thread->arrays, first + i, &own->slots[i]);
+    return cairn_home_run(own->stream, own->works, count, &thread->why);
+}
+
+/* A leaf after the other. */
+static cairn_status libsodium_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    struct cairn_update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn_work work = hash_of(thread->arrays, first + i, &own->slots[i]);
+        cairn_backend_host_at(0)->hash_each(work.hash.plane, work.hash.dtype, work.hash.geometry,
+                                            work.hash.first_leaf, work.hash.leaf_count,
+                                            work.hash.hashes);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status copy_list(struct pass_thread *thread, float *to, const float *from,
+                              size_t first, size_t count)
+{
+    struct cairn_update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = (first + i) * CHUNK_ELEMS;
+        own->works[i] = (struct cairn_work) {
+            .kind = CAIRN_WORK_COPY,
+            .copy = { .to = to + at, .from = from + at, .bytes = CHUNK_ELEMS * sizeof(float) }
+        };
+    }
+    return cairn_home_run(own->stream, own->works, count, &thread->why);
+}
+
+static cairn_status in_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    return copy_list(thread, thread->arrays->param, thread->arrays->host, first, count);
+}
+
+static cairn_status out_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    return copy_list(thread, thread->arrays->host, thread->arrays->param, first, count);
+}
+
+/* Used by the reference pass on the host alone. */
+static cairn_status touch_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    cairn_bench_streams_touch(thread->arrays->streams, thread->arrays->stream_count,
+                              first * CHUNK_ELEMS, count * CHUNK_ELEMS);
+    return CAIRN_OK;
+}
+
+static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    const struct cairn_update_arrays *arrays = thread->arrays;
+    struct cairn_update_thread *own = thread->own;
+    const size_t wire = cairn_dtype_bytes((int)arrays->wire_dtype);
+    uint32_t state = (uint32_t)first * 2654435761u + 1;
+    size_t works = 0;
+    for (size_t i = 0; i < CHUNK_ELEMS; i++) {
+        state = state * 1664525u + 1013904223u;
+        own->values[i] = arrays->only == CAIRN_UPDATE_ZEROS
+                             ? 0
+                             : ((float)(state >> 8) - 8388608.0f) * 0x1p-30f;
+    }
+    float *plain = arrays->sum != NULL ? arrays->sum : arrays->param;
+    own->works[works++] = (struct cairn_work) { .kind = CAIRN_WORK_COPY,
+                                                .copy = { .to = plain + first * CHUNK_ELEMS,
+                                                          .from = own->values,
+                                                          .bytes = CHUNK_ELEMS * sizeof(float) } };
+    for (int s = 0; s < CAIRN_UPDATE_SOURCES && arrays->sources[s] != NULL; s++)
+        own->works[works++] =
+            (struct cairn_work) { .kind = CAIRN_WORK_CONVERT,
+                                  .convert = { .dst = at(arrays->sources[s], first, wire),
+                                               .dst_dtype = arrays->wire_dtype,
+                                               .src = own->values,
+                                               .src_dtype = CAIRN_F32,
+                                               .elems = CHUNK_ELEMS } };
+    const cairn_status status = cairn_home_run(own->stream, own->works, works, &thread->why);
+    if (status != CAIRN_OK || arrays->exp_avg == NULL) return status;
+    return update_list(thread, first, count);
+}
+
+/* ---- threads ---- */
+
+static double cpu_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void *pass_main(void *argument)
+{
+    struct pass_thread *thread = argument;
+    const double begin = cpu_now();
+    const size_t chunks = thread->arrays->elems / CHUNK_ELEMS;
+    const size_t end = chunks * (thread->number + 1) / thread->arrays->threads;
+    size_t c = chunks * thread->number / thread->arrays->threads;
+    while (c < end && thread->status == CAIRN_OK) {
+        const size_t count = end - c < thread->list_chunks ? end - c : thread->list_chunks;
+        thread->status = thread->run(thread, c, count);
+        c += count;
+    }
+    thread->cpu = cpu_now() - begin;
+    return NULL;
+}
+
+/* The seconds it took, and of all cores in *cpu_sum; 0: it failed. */
+static double run_pass(struct cairn_update_arrays *arrays, list_fn run, size_t list_chunks,
+                       double *cpu_sum, struct cairn_sentence *why)
+{
+    static struct pass_thread threads[CAIRN_UPDATE_THREADS_MAX];
+    pthread_t ids[CAIRN_UPDATE_THREADS_MAX];
+    uint32_t started = 1;
+    int failed = 0;
+    const double begin = cairn_bench_now();
+    for (uint32_t i = 0; i < arrays->threads; i++) {
+        threads[i] = (struct pass_thread) { .arrays = arrays, .run = run, .number = i };
+        threads[i].own = &arrays->thread[i];
+        threads[i].list_chunks = list_chunks;
+    }
+    for (; started < arrays->threads && failed == 0; started += failed == 0)
+        failed = pthread_create(&ids[started], NULL, pass_main, &threads[started]);
+    pass_main(&threads[0]);
+    for (uint32_t i = 1; i < started; i++) pthread_join(ids[i], NULL);
+    const double seconds = cairn_bench_now() - begin;
+    for (uint32_t i = 0; i < started; i++) {
+        *cpu_sum += threads[i].cpu;
+        if (threads[i].status == CAIRN_OK) continue;
+        *why = threads[i].why;
+        return 0;
+    }
+    if (failed == 0) return seconds;
+    cairn_sentence_set(why, "cannot start thread %u of %u: %s", started + 1, arrays->threads,
+                       strerror(failed));
+    return 0;
+}
+
+/* ---- the passes ---- */
+
+bool cairn_update_pass_fill(struct cairn_update_arrays *arrays, struct cairn_sentence *why)
+{
+    double unused = 0;
+    return run_pass(arrays, fill_list, 1, &unused, why) > 0;
+}
+
+double cairn_update_pass_fold(struct cairn_update_arrays *arrays, double *cpu_sum,
+                              struct cairn_sentence *why)
+{
+    return run_pass(arrays, fold_list, arrays->list_chunks, cpu_sum, why);
+}
+
+double cairn_update_pass_update(struct cairn_update_arrays *arrays, double *cpu_sum,
+                                struct cairn_sentence *why)
+{
+    return run_pass(arrays, update_list, arrays->list_chunks, cpu_sum, why);
+}
+
+double cairn_update_pass_hash(struct cairn_update_arrays *arrays, double *cpu_sum,
+                              struct cairn_sentence *why)
+{
+    return run_pass(arrays, hash_list, arrays->list_chunks, cpu_sum, why);
+}
+
+double cairn_update_pass_libsodium(struct cairn_update_arrays *arrays, double *cpu_sum,
+                                   struct cairn_sentence *why)
+{
+    return run_pass(arrays, libsodium_list, arrays->list_chunks, cpu_sum, why);
+}
+
+double cairn_update_pass_in(struct cairn_update_arrays *arrays, double *cpu_sum,
+                            struct cairn_sentence *why)
+{
+    return run_pass(arrays, in_list, arrays->list_chunks, cpu_sum, why);
+}
+
+double cairn_update_pass_out(struct cairn_update_arrays *arrays, double *cpu_sum,
+                             struct cairn_sentence *why)
+{
+    return run_pass(arrays, out_list, arrays->list_chunks, cpu_sum, why);
+}
+
+/* One list: the device has all of it at once. */
+static double copy_all(struct cairn_update_arrays *arrays, struct cairn_sentence *why)
+{
+    struct cairn_work works[CAIRN_BENCH_STREAMS_MAX];
+    char *to = arrays->copies;
+    for (size_t s = 0; s < arrays->stream_count; s++) {
+        const size_t bytes = arrays->elems * arrays->streams[s].bytes_per_elem;
+        works[s] = (struct cairn_work) { .kind = CAIRN_WORK_COPY,
+                                         .copy = { to, arrays->streams[s].data, bytes } };
+        to += bytes;
+    }
+    const double begin = cairn_bench_now();
+    if (cairn_home_run(arrays->thread[0].stream, works, arrays->stream_count, why) != CAIRN_OK)
+        return 0;
+    return cairn_bench_now() - begin;
+}
+
+double cairn_update_pass_reference(struct cairn_update_arrays *arrays, double *cpu_sum,
+                                   struct cairn_sentence *why)
+{
+    if (arrays->copies != NULL) return copy_all(arrays, why);
+    return run_pass(arrays, touch_list, 1, cpu_sum, why);
+}
+
+/* ==== streams ==== */
+
+/* A page of an fp32 stream, half a page of a 16-bit one: bursts that prefetchers and memory like. */
+#define BURST_ELEMS ((size_t)1024)
+
+typedef void (*add_fn)(uint32_t *data, size_t words, uint32_t increment);
+
+static inline __attribute__((always_inline)) void add(uint32_t *data, size_t words,
+                                                      uint32_t increment)
+{
+    for (size_t i = 0; i < words; i++) data[i] += increment;
+}
+
+static void add_plain(uint32_t *data, size_t words, uint32_t increment)
+{
+    add(data, words, increment);
+}
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#define WITH_AVX512 __attribute__((target("avx512f"), min_vector_width(512)))
+#else
+#define WITH_AVX512 __attribute__((target("avx512f,prefer-vector-width=512")))
+#endif
+
+__attribute__((target("avx2"))) static void add_avx2(uint32_t *data, size_t words,
+                                                     uint32_t increment)
+{
+    add(data, words, increment);
+}
+
+WITH_AVX512 static void add_avx512(uint32_t *data, size_t words, uint32_t increment)
+{
+    add(data, words, increment);
+}
+#endif
+
+static add_fn choose(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f")) return add_avx512;
+    if (__builtin_cpu_supports("avx2")) return add_avx2;
+#endif
+    return add_plain;
+}
+
+void cairn_bench_streams_touch(const struct cairn_bench_stream *streams, size_t stream_count,
+                               size_t first, size_t elems)
+{
+    static volatile uint32_t zero; // not known to the compiler, so that the adds are made
+    const add_fn add_to = choose();
+    assert(stream_count <= CAIRN_BENCH_STREAMS_MAX && elems % BURST_ELEMS == 0);
+    for (size_t start = first; start < first + elems; start += BURST_ELEMS)
+        for (size_t s = 0; s < stream_count; s++) {
+            uint8_t *at = (uint8_t *)streams[s].data + start * streams[s].bytes_per_elem;
+            add_to((uint32_t *)(void *)at,
+                   BURST_ELEMS * streams[s].bytes_per_elem / sizeof(uint32_t), zero);
+        }
+}

@@ -1,0 +1,732 @@
+/* A worker of the bench of a step. Its gradients are made once, as fp32, as autograd leaves them; a step
+ * begins a round, casts them for the wire where that is bf16, pushes each tensor as it is ready, commits,
+ * and fetches all parameters (or had read them before, unit by unit: step.c). All of its memory is of
+ * cairn_alloc, as the gradients of the Python package are: so the library may take the shortest way there is,
+ * and it has large pages. On a card (card.c) gradients are of the wire's type already. */
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/ctl/bench/bench.h"
+#include "gpu/gpu.h"
+
+/* ---- memory ---- */
+
+static void fill(float *grads, size_t count, uint32_t rank)
+{
+    for (size_t i = 0; i < count; i++)
+        grads[i] = (float)((i * 2654435761u + rank * 40503u) >> 8 & 4095) * 1e-6f - 2e-3f;
+}
+
+static bool take_memory(struct step_worker *w)
+{
+    const size_t count = w->plan->model.tensors * w->elems, bytes = count * w->elem_bytes;
+    void *grads = NULL, *params = NULL, *made = NULL;
+    if (w->plan->card >= 0) return step_card_take(w);
+    cairn_status status = cairn_alloc(w->member.session, bytes, 0, &grads);
+    if (status == CAIRN_OK) status = cairn_alloc(w->member.session, bytes, 0, &params);
+    if (!cairn_bench_is_ok(status)) return false;
+    w->grads = grads;
+    w->params = params;
+    memset(params, 1, bytes);
+    if (w->plan->model.wire == CAIRN_F32) {
+        fill(grads, count, w->rank);
+        return true;
+    }
+    memset(grads, 1, bytes);
+    status = cairn_alloc(w->member.session, count * sizeof *w->made, 0, &made);
+    if (!cairn_bench_is_ok(status)) return false;
+    w->made = made;
+    fill(w->made, count, w->rank);
+    return true;
+}
+
+struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint32_t tensor)
+{
+    return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
+                                .ptr = memory + tensor * w->elems * w->elem_bytes,
+                                .dtype = w->plan->model.wire,
+                                .bytes = w->elems * w->elem_bytes,
+                                .device = w->plan->card >= 0 ? CAIRN_GPU(w->plan->card) : 0 };
+}
+
+/* ---- spans ---- */
+
+struct cairn_bench_span *step_add_span(struct step_worker *w, enum cairn_bench_span_kind kind,
+                                       uint32_t tensor, double begin)
+{
+    struct cairn_bench_span *span = &w->spans[w->span_count++];
+    *span = (struct cairn_bench_span) { begin, cairn_bench_now(), kind, tensor };
+    return span;
+}
+
+/* Waits for the acknowledgements in the order of the pushes, and notes when they came. */
+static void *await_acks(void *argument)
+{
+    struct step_worker *w = argument;
+    uint32_t at; /* of the push's span */
+    w->acks_ok = true;
+    while (w->acks_ok && read(w->acks[0], &at, sizeof at) == sizeof at && at != UINT32_MAX) {
+        struct cairn_bench_span *span = &w->spans[at];
+        w->acks_ok = cairn_bench_is_ok(cairn_wait(w->ops[span->tensor], CAIRN_BENCH_CALL_MS));
+        span->end = cairn_bench_now();
+    }
+    return NULL;
+}
+
+/* ---- a step ---- */
+
+void step_look_at(const struct step_worker *w, const struct cairn_view *view)
+{
+    const volatile uint8_t *from = view->ptr;
+    const size_t bytes = w->elems * w->elem_bytes;
+    unsigned sum = 0;
+    for (size_t i = 0; i < bytes; i += 4096) sum += from[i];
+    (void)sum;
+}
+
+void step_sleep_until(double seconds)
+{
+    const struct timespec until = { .tv_sec = (time_t)seconds,
+                                    .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9) };
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) {}
+}
+
+cairn_status step_push_one(struct step_worker *w, const struct cairn_round *round, uint32_t i)
+{
+    const bool is_traced = w->plan->is_traced;
+    struct cairn_mem grad = step_tensor_of(w, w->grads, i);
+    double begin = cairn_bench_now();
+    if (w->made != NULL) {
+        cairn_backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32,
+                                      w->elems);
+        if (is_traced) step_add_span(w, CAIRN_BENCH_SPAN_CAST, i, begin);
+        begin = cairn_bench_now();
+    }
+    const cairn_status status = cairn_push(w->member.job, round, 0, w->member.names[i], NULL, &grad,
+                                           is_traced ? &w->ops[i] : NULL);
+    if (status != CAIRN_OK || !is_traced) return status;
+    const uint32_t at = w->span_count;
+    step_add_span(w, CAIRN_BENCH_SPAN_PUSH, i, begin);
+    return write(w->acks[1], &at, sizeof at) == sizeof at ? CAIRN_OK : CAIRN_ERR_IO;
+}
+
+/* Gradients become ready one after the other, the last one at the end of the backward. */
+static cairn_status push_all(struct step_worker *w, const struct cairn_round *round)
+{
+    const uint32_t tensors = w->plan->model.tensors;
+    const double begin = cairn_bench_now(), each = w->plan->backward_seconds / tensors;
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
+        if (each > 0 && w->is_busy)
+            step_compute_until(begin + each * (i + 1));
+        else if (each > 0)
+            step_sleep_until(begin + each * (i + 1));
+        if (each > 0 && i + 1 == tensors && w->plan->is_traced)
+            step_add_span(w, CAIRN_BENCH_SPAN_BACKWARD, 0, begin);
+        status = step_push_one(w, round, i);
+    }
+    return status;
+}
+
+/* All that comes before the commit. */
+static cairn_status compute(struct step_worker *w, const struct cairn_round *round)
+{
+    return w->plan->read == STEP_READ_UNITS ? step_units_run(w, round) : push_all(w, round);
+}
+
+static cairn_status compute_traced(struct step_worker *w, const struct cairn_round *round)
+{
+    static const uint32_t end = UINT32_MAX;
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, await_acks, w) != 0) return CAIRN_ERR_NO_MEMORY;
+    cairn_status status = compute(w, round);
+    if (write(w->acks[1], &end, sizeof end) != sizeof end) status = CAIRN_ERR_IO;
+    pthread_join(thread, NULL);
+    return status == CAIRN_OK && !w->acks_ok ? CAIRN_ERR_CLOSED : status;
+}
+
+cairn_status step_fetch_all(struct step_worker *w, const struct cairn_bench_member *member,
+                            struct cairn_version version)
+{
+    cairn_status status = CAIRN_OK;
+    const double begin = cairn_bench_now();
+    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+        struct cairn_mem param = step_tensor_of(w, w->params, i);
+        status = cairn_fetch(member->job, version, member->names[i], NULL, NULL, &param,
+                             &w->ops[i]);
+    }
+    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+        status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
+        if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
+    }
+    return status;
+}
+
+static cairn_status give_back(struct step_worker *w)
+{
+    cairn_status status = CAIRN_OK;
+    for (; w->lent > 0 && status == CAIRN_OK; w->lent--)
+        status = cairn_unmap(w->member.job, &w->views[w->lent - 1], NULL);
+    return status;
+}
+
+/* A unit a tensor: where the shards published it, if they are on this host. */
+static cairn_status map_all(struct step_worker *w, struct cairn_version version)
+{
+    cairn_status status = give_back(w);
+    const double begin = cairn_bench_now();
+    for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
+        struct cairn_view *view = &w->views[i];
+        size_t count = 1;
+        *view = (struct cairn_view) { .struct_size = sizeof *view };
+        status = cairn_map(w->member.job, version, w->member.names[i], view, &count, &w->ops[i]);
+        if (status == CAIRN_OK) status = cairn_wait(w->ops[i], CAIRN_BENCH_CALL_MS);
+        if (status != CAIRN_OK) break;
+        w->lent++;
+        step_look_at(w, view);
+        if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_FETCH, i, begin);
+    }
+    return status;
+}
+
+static cairn_status read_all(struct step_worker *w, struct cairn_version version)
+{
+    if (w->plan->read == STEP_READ_UNITS) return CAIRN_OK; // it has, before
+    return w->plan->read == STEP_READ_MAP ? map_all(w, version)
+                                          : step_fetch_all(w, &w->member, version);
+}
+
+/* Bytes that passed the host, not directly from one memory of the card to another. */
+static double host_bytes(const struct cairn_stats *stats)
+{
+    return (double)(stats->pushed_bytes - stats->device_pushed_bytes + stats->fetched_bytes -
+                    stats->device_fetched_bytes);
+}
+
+void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
+                      struct cairn_bench_report *report)
+{
+    double *figures = report->figures;
+    figures[STEP_FIGURE_PUSHED_BYTES] = (double)(after->pushed_bytes - before->pushed_bytes);
+    figures[STEP_FIGURE_FETCHED_BYTES] = (double)(after->fetched_bytes - before->fetched_bytes);
+    figures[STEP_FIGURE_HOST_BYTES] = host_bytes(after) - host_bytes(before);
+}
+
+static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    struct cairn_stats before = { .struct_size = sizeof before }, after = before;
+    const size_t spans = STEP_SPANS_EACH(w->plan->model.tensors);
+    memset(w->spans, 0, spans * sizeof *w->spans);
+    w->span_count = 0;
+    cairn_status status = cairn_job_stats(w->member.job, &before);
+    const double t0 = cairn_bench_now();
+    if (status == CAIRN_OK) status = cairn_round_begin(w->member.job, CAIRN_BENCH_CALL_MS, &round);
+    if (status == CAIRN_OK)
+        status = w->plan->is_traced ? compute_traced(w, &round) : compute(w, &round);
+    const double t1 = cairn_bench_now();
+    if (status == CAIRN_OK)
+        status = cairn_commit(w->member.job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+    const double t2 = cairn_bench_now();
+    if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_COMMIT, 0, t1);
+    if (status == CAIRN_OK) status = read_all(w, result.version);
+    const double t3 = cairn_bench_now();
+    if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
+    w->plan->rounds[w->rank] = round.round;
+    *report =
+        (struct cairn_bench_report) { .figures = { [STEP_FIGURE_ALL] = t3 - t0,
+                                                   [STEP_FIGURE_PUSH] = t1 - t0,
+                                                   [STEP_FIGURE_COMMIT] = t2 - t1,
+                                                   [STEP_FIGURE_FETCH] = t3 - t2 + w->waited } };
+    step_count_bytes(&before, &after, report);
+    return cairn_bench_is_ok(status);
+}
+
+/* Moves as many bytes as a step must: every byte of the gradients once, every byte of the
+ * parameters once, or twice where backward reads them again. The next fetch overwrites the
+ * parameters with the right values. */
+static bool run_copy(struct step_worker *w, struct cairn_bench_report *report)
+{
+    const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
+    const double begin = cairn_bench_now();
+    const int copies = w->plan->read == STEP_READ_UNITS ? 3 : 2;
+    if (w->card != NULL) {
+        report->figures[STEP_FIGURE_ALL] = step_card_copy(w, copies);
+        return report->figures[STEP_FIGURE_ALL] > 0;
+    }
+    for (int i = 0; i < copies; i++) memcpy(w->params, w->grads, bytes);
+    report->figures[STEP_FIGURE_ALL] = cairn_bench_now() - begin;
+    return true;
+}
+
+static bool obey(struct step_worker *w, uint32_t word, struct cairn_bench_report *report)
+{
+    w->is_busy = word == STEP_ORDER_BUSY;
+    if (word == STEP_ORDER_COPY) return run_copy(w, report);
+    if (word == STEP_ORDER_ADDED) return step_batch_run(w, &w->added, report);
+    return w->plan->model.batch > 0 ? step_batch_run(w, &w->member, report) : run_step(w, report);
+}
+
+int cairn_bench_step_work(const struct cairn_bench_worker *worker)
+{
+    static struct step_worker w;
+    w.plan = worker->plan;
+    w.rank = worker->rank;
+    w.elems = cairn_bench_model_elems(&w.plan->model);
+    w.elem_bytes = w.plan->model.wire == CAIRN_F32 ? 4 : 2;
+    w.spans = w.plan->spans + worker->rank * STEP_SPANS_EACH(w.plan->model.tensors);
+    struct cairn_bench_order order;
+    struct cairn_bench_report report = { { 0 } };
+    if (pipe(w.acks) != 0) return 1;
+    if (!cairn_bench_member_open(&w.member, &w.plan->model, worker) || !take_memory(&w)) return 1;
+    if (w.plan->model.batch > 0 && !step_batch_open(&w, worker)) return 1;
+    while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order))
+        if (!obey(&w, order.word, &report)) return 1;
+    cairn_close(w.member.session);
+    return 0;
+}
+
+/* ==== latency ==== */
+
+/* cairn bench latency: an empty step, which pushes nothing and updates a tiny model: what a round costs
+ * however small the model is. The way of its messages, from the last worker that asks to the first that
+ * has the result, is eight hops long:
+ *
+ *   worker ──begin──► coordinator ──open──► shard ──grant──► worker ──end of micro-batch, commit──► shard
+ *     ──reduced──► coordinator ──decide──► shard ──published──► coordinator ──result──► worker
+ *
+ * so the reference is eight times the half of a round trip between two processes that do nothing else, each
+ * asleep in read() until the other's 128 bytes come: raw TCP over loopback.
+ *
+ * The parts are of a second cluster of the same kind, whose shards log when they got how far (bench.h);
+ * a worker's begin and end are of the same clock. Each part ends where the last of all shards, or of all
+ * workers, has done it.
+ *
+ * idle_percent is what the busiest daemon takes of a core while all workers are attached and none begins a
+ * round: waiting costs nothing (idle_percent_limit). Not of a cluster of yours, whose processes are not ours
+ * to look at. */
+
+#define HOPS         8
+#define BLOCK_ROUNDS 200
+#define PART_ROUNDS  500
+#define ROW_COUNT    4 /* 16 KiB of parameters a tensor: one leaf each */
+#define PING_BYTES   128
+#define PINGS        1000
+#define IDLE_S_MIN   1.0
+#define IDLE_S_MAX   5.0
+
+enum { ORDER_EMPTY = 1, ORDER_PUSH = 2, ORDER_ACK = 3 };
+enum { FIGURE_STEP, FIGURE_BEGIN, FIGURE_COMMIT, FIGURE_P99, FIGURE_ACK };
+
+struct stamp {
+    uint64_t round;
+    double begin_us, result_us;
+};
+
+struct latency_bench {
+    const struct ctl *ctl;
+    struct cairn_bench_result *result;
+    struct cairn_bench_model model;
+    uint32_t workers;
+    struct stamp *stamps; /* shared: [workers][PART_ROUNDS], of the workers' last PART_ROUNDS */
+    struct cairn_bench_crew crew;
+    int ping_fd;
+    pid_t echo;
+    struct cairn_bench_report last[CAIRN_BENCH_WORKERS_MAX];
+};
+
+/* ---- a worker ---- */
+
+struct block {
+    double step[BLOCK_ROUNDS], begin[BLOCK_ROUNDS], commit[BLOCK_ROUNDS], ack[BLOCK_ROUNDS];
+    float gradient[ROW_COUNT * CAIRN_BENCH_COLUMNS];
+};
+
+static double now_us(void)
+{
+    return cairn_bench_now() * 1e6;
+}
+
+static bool run_round(struct cairn_bench_member *m, struct block *block, uint32_t word, uint32_t i,
+                      struct stamp *stamp)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    struct cairn_mem gradient = { .struct_size = sizeof gradient,
+                                  .ptr = block->gradient,
+                                  .dtype = CAIRN_F32 };
+    cairn_op *op = NULL;
+    const double begin_us = now_us();
+    cairn_status status = cairn_round_begin(m->job, CAIRN_BENCH_CALL_MS, &round);
+    const double opened_us = now_us();
+    if (status == CAIRN_OK && word != ORDER_EMPTY)
+        status = cairn_push(m->job, &round, 0, m->names[0], NULL, &gradient, &op);
+    if (status == CAIRN_OK && word == ORDER_ACK) status = cairn_wait(op, CAIRN_BENCH_CALL_MS);
+    const double pushed_us = now_us();
+    if (status == CAIRN_OK)
+        status = cairn_commit(m->job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+    const double result_us = now_us();
+    if (status == CAIRN_OK && word == ORDER_PUSH) status = cairn_wait(op, CAIRN_BENCH_CALL_MS);
+    block->step[i % BLOCK_ROUNDS] = result_us - begin_us;
+    block->begin[i % BLOCK_ROUNDS] = opened_us - begin_us;
+    block->ack[i % BLOCK_ROUNDS] = pushed_us - opened_us;
+    block->commit[i % BLOCK_ROUNDS] = result_us - pushed_us;
+    *stamp = (struct stamp) { round.round, begin_us, result_us };
+    return cairn_bench_is_ok(status);
+}
+
+static struct cairn_bench_report report_of(struct block *block, uint32_t count)
+{
+    struct cairn_bench_report report = { { 0 } };
+    if (count > BLOCK_ROUNDS) count = BLOCK_ROUNDS;
+    report.figures[FIGURE_STEP] = cairn_bench_spread_of(block->step, count).median;
+    report.figures[FIGURE_P99] = block->step[count - 1 - count / 100]; // in order by now
+    report.figures[FIGURE_BEGIN] = cairn_bench_spread_of(block->begin, count).median;
+    report.figures[FIGURE_COMMIT] = cairn_bench_spread_of(block->commit, count).median;
+    report.figures[FIGURE_ACK] = cairn_bench_spread_of(block->ack, count).median;
+    return report;
+}
+
+static int work(const struct cairn_bench_worker *worker)
+{
+    static struct cairn_bench_member member;
+    static struct block block;
+    const struct latency_bench *bench = worker->plan;
+    struct stamp *stamps = bench->stamps + (size_t)worker->rank * PART_ROUNDS;
+    struct cairn_bench_order order;
+    struct cairn_bench_report report = { { 0 } };
+    if (!cairn_bench_member_open(&member, &bench->model, worker)) return 1;
+    while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order)) {
+        for (uint32_t i = 0; i < order.count; i++)
+            if (!run_round(&member, &block, order.word, i, &stamps[i % PART_ROUNDS])) return 1;
+        report = report_of(&block, order.count);
+    }
+    cairn_close(member.session);
+    return 0;
+}
+
+/* ---- subject and reference ---- */
+
+/* The slowest worker's figure; 0: failed. */
+static double run_block(struct latency_bench *bench, uint32_t word, int figure)
+{
+    const struct cairn_bench_order order = { word, BLOCK_ROUNDS };
+    double most = 0;
+    if (!cairn_bench_crew_do(&bench->crew, order, bench->last)) return 0;
+    for (uint32_t i = 0; i < bench->crew.count; i++)
+        if (bench->last[i].figures[figure] > most) most = bench->last[i].figures[figure];
+    return most;
+}
+
+static double run_empty(void *context)
+{
+    return run_block(context, ORDER_EMPTY, FIGURE_STEP);
+}
+
+static bool pass_on(int fd, char *bytes)
+{
+    for (size_t have = 0; have < PING_BYTES;) {
+        const ssize_t got = read(fd, bytes + have, PING_BYTES - have);
+        if (got <= 0) return false;
+        have += (size_t)got;
+    }
+    return write(fd, bytes, PING_BYTES) == PING_BYTES;
+}
+
+static double run_pings(void *context)
+{
+    const struct latency_bench *bench = context;
+    static double trips[PINGS];
+    char bytes[PING_BYTES] = { 0 };
+    if (write(bench->ping_fd, bytes, PING_BYTES) != PING_BYTES) return 0;
+    double before_us = now_us();
+    for (int i = 0; i < PINGS; i++) {
+        if (!pass_on(bench->ping_fd, bytes)) return 0;
+        const double us = now_us();
+        trips[i] = us - before_us;
+        before_us = us;
+    }
+    if (read(bench->ping_fd, bytes, PING_BYTES) <= 0) return 0;
+    return cairn_bench_spread_of(trips, PINGS).median / 2 * HOPS;
+}
+
+/* Two ends of a TCP connection over loopback. */
+static bool connect_self(int ends[2])
+{
+    struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    socklen_t bytes = sizeof here;
+    const int one = 1, listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ends[0] = ends[1] = -1;
+    if (listener < 0) return false;
+    bool ok = bind(listener, (struct sockaddr *)&here, bytes) == 0 && listen(listener, 1) == 0 &&
+              getsockname(listener, (struct sockaddr *)&here, &bytes) == 0;
+    if (ok) ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ok = ok && ends[0] >= 0 && connect(ends[0], (struct sockaddr *)&here, bytes) == 0;
+    if (ok) ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    close(listener);
+    for (int i = 0; i < 2 && ok; i++)
+        ok = ends[i] >= 0 && setsockopt(ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0;
+    return ok;
+}
+
+static bool start_echo(struct latency_bench *bench, struct local *local)
+{
+    int ends[2];
+    bench->echo = -1;
+    if (!connect_self(ends)) {
+        (void)cairn_ctl_fail(CAIRN_ERR_IO, "there is no TCP over loopback to measure");
+        return false;
+    }
+    bench->echo = cairn_local_fork(local);
+    if (bench->echo == 0) {
+        char bytes[PING_BYTES];
+        close(ends[0]);
+        while (pass_on(ends[1], bytes)) {}
+        _exit(0);
+    }
+    close(ends[1]);
+    bench->ping_fd = ends[0];
+    return bench->echo > 0;
+}
+
+static void stop_echo(struct latency_bench *bench)
+{
+    if (bench->echo <= 0) return;
+    close(bench->ping_fd);
+    waitpid(bench->echo, NULL, 0);
+}
+
+/* ---- the figures ---- */
+
+static int measure(struct latency_bench *bench)
+{
+    struct cairn_bench_result *result = bench->result;
+    const int done = cairn_bench_alternate(result, bench->ctl->bench.seconds, run_empty, run_pings,
+                                           bench);
+    if (done >= 0) return done;
+    const double p99 = run_block(bench, ORDER_EMPTY, FIGURE_P99);
+    const double pushed = run_block(bench, ORDER_PUSH, FIGURE_STEP);
+    const double ack = run_block(bench, ORDER_ACK, FIGURE_ACK);
+    if (!(p99 > 0 && pushed > 0 && ack > 0)) return 1;
+    result->parts = json_pack("{s:f, s:f, s:f}", "p99_us", p99, "step_of_one_small_push_us", pushed,
+                              "push_to_ack_us", ack);
+    return -1;
+}
+
+static int measure_idle(struct latency_bench *bench, struct local *local)
+{
+    double seconds = bench->ctl->bench.seconds, percent;
+    if (!(seconds > IDLE_S_MIN)) seconds = seconds > 0 ? IDLE_S_MIN : IDLE_S_MAX;
+    if (seconds > IDLE_S_MAX) seconds = IDLE_S_MAX;
+    if (local->daemon_count == 0) return -1;
+    if (!cairn_bench_idle(local, seconds, &percent)) return 1;
+    json_object_set_new(bench->result->parts, "idle_percent", json_real(percent));
+    json_object_set_new(bench->result->parts, "idle_percent_limit",
+                        json_real(CAIRN_BENCH_IDLE_LIMIT));
+    return -1;
+}
+
+static int run_there(struct local *local, void *context)
+{
+    struct latency_bench *bench = context;
+    int done = start_echo(bench, local) ? -1 : 1; // before the workers: they have none of its ends
+    if (done < 0)
+        done = cairn_bench_crew_start(&bench->crew, local, bench->workers, work, bench)
+                   ? measure(bench)
+                   : 1;
+    if (done < 0) done = measure_idle(bench, local);
+    cairn_bench_crew_stop(&bench->crew);
+    stop_echo(bench);
+    return done;
+}
+
+/* ---- the parts ---- */
+
+enum { PART_BEGIN, PART_COLLECT, PART_REDUCE, PART_DECIDE, PART_UPDATE, PART_RESULT, PARTS };
+static const char *const part_names[PARTS] = { "1_begin_us",          "2_grant_end_commit_us",
+                                               "3_reduce_us",         "4_decide_us",
+                                               "5_update_publish_us", "6_result_us" };
+
+/* The last of all shards, in one round. */
+struct ends {
+    uint64_t grant, reduce, reduced, update, published;
+    uint32_t shards;
+};
+
+static void take_last(uint64_t *last, uint64_t us)
+{
+    if (us > *last) *last = us;
+}
+
+static void add_shard(const struct cairn_bench_times *times, size_t count, uint64_t round,
+                      struct ends *ends)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (times[i].round != round) continue;
+        take_last(&ends->grant, times[i].grant);
+        take_last(&ends->reduce, times[i].reduce);
+        take_last(&ends->reduced, times[i].reduced);
+        take_last(&ends->update, times[i].update);
+        take_last(&ends->published, times[i].published);
+        ends->shards++;
+        return;
+    }
+}
+
+/* Splits one round into its parts; false if a worker or a shard has no times of that round. */
+static bool find_parts(const struct latency_bench *bench, uint32_t i, const struct ends *ends,
+                       double out[PARTS])
+{
+    const struct stamp *first = &bench->stamps[i];
+    double begin_us = 0, result_us = 0;
+    for (uint32_t w = 0; w < bench->workers; w++) {
+        const struct stamp *stamp = first + (size_t)w * PART_ROUNDS;
+        if (stamp->round != first->round) return false;
+        if (stamp->begin_us > begin_us) begin_us = stamp->begin_us;
+        if (stamp->result_us > result_us) result_us = stamp->result_us;
+    }
+    const double at[PARTS + 1] = { begin_us,
+                                   (double)ends->grant,
+                                   (double)ends->reduce,
+                                   (double)ends->reduced,
+                                   (double)ends->update,
+                                   (double)ends->published,
+                                   result_us };
+    for (int p = 0; p < PARTS; p++) out[p] = at[p + 1] - at[p];
+    return ends->update > 0;
+}
+
+static void add_parts(const struct latency_bench *bench, const struct local *local)
+{
+    static struct ends ends[PART_ROUNDS];
+    static double parts[PARTS][PART_ROUNDS];
+    const int shards = local->daemon_count - 1;
+    for (int s = 1; s <= shards; s++) {
+        struct cairn_bench_times *times = NULL;
+        size_t count = 0;
+        if (!cairn_bench_times_read(local, s, &times, &count)) continue;
+        for (uint32_t i = 0; i < PART_ROUNDS; i++)
+            add_shard(times, count, bench->stamps[i].round, &ends[i]);
+        free(times);
+    }
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < PART_ROUNDS; i++) {
+        double one[PARTS];
+        if (ends[i].shards != (uint32_t)shards || !find_parts(bench, i, &ends[i], one)) continue;
+        for (int p = 0; p < PARTS; p++) parts[p][found] = one[p];
+        found++;
+    }
+    for (int p = 0; p < PARTS && found > 0; p++)
+        json_object_set_new(bench->result->parts, part_names[p],
+                            json_real(cairn_bench_spread_of(parts[p], found).median));
+}
+
+static int run_parts(struct local *local, void *context)
+{
+    struct latency_bench *bench = context;
+    const struct cairn_bench_order order = { ORDER_EMPTY, PART_ROUNDS };
+    const bool ok = cairn_bench_crew_start(&bench->crew, local, bench->workers, work, bench) &&
+                    cairn_bench_crew_do(&bench->crew, order, bench->last) &&
+                    cairn_bench_crew_do(&bench->crew, order, bench->last);
+    cairn_bench_crew_stop(&bench->crew);
+    if (ok) add_parts(bench, local);
+    return ok ? -1 : 1;
+}
+
+int cairn_bench_latency(struct ctl *ctl)
+{
+    static struct latency_bench bench;
+    static struct local local;
+    struct cairn_bench_result result = {
+        .bench = "latency",
+        .unit = "us",
+        .reference_name = "8 hops of raw TCP over loopback",
+        .less_is_better = true,
+    };
+    if (ctl->shards == 0) ctl->shards = 2;
+    bench.ctl = local.ctl = ctl;
+    bench.result = &result;
+    bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 2;
+    if (bench.workers > CAIRN_BENCH_WORKERS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench.workers,
+                              CAIRN_BENCH_WORKERS_MAX);
+    bench.model = (struct cairn_bench_model) { .tensors = 2, .rows = ROW_COUNT, .wire = CAIRN_F32 };
+    snprintf(bench.model.job, sizeof bench.model.job, "bench.latency.w%u", bench.workers);
+    const size_t bytes = (size_t)bench.workers * PART_ROUNDS * sizeof *bench.stamps;
+    bench.stamps = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (bench.stamps == MAP_FAILED) return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    int done = cairn_local_run(&local, run_there, &bench);
+    local.is_debug = true;
+    if (done < 0 && ctl->endpoint == NULL) done = cairn_local_run(&local, run_parts, &bench);
+    munmap(bench.stamps, bytes);
+    if (done >= 0) return done;
+    result.params = json_pack("{s:I, s:I, s:I, s:I}", "workers", (json_int_t)bench.workers,
+                              "shards", (json_int_t)ctl->shards, "hops", (json_int_t)HOPS,
+                              "rounds_in_a_run", (json_int_t)BLOCK_ROUNDS);
+    return cairn_bench_print(&result, ctl);
+}
+
+/* ==== busy ==== */
+
+/* A backward that computes: every core is at work until a time, as a trainer on the host has it. */
+
+enum { TURNS = 4096 };
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    double until; /* under the lock */
+    bool is_started;
+} busy = { .lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER };
+
+static void compute_until(double seconds)
+{
+    volatile float sum = 0;
+    while (cairn_bench_now() < seconds)
+        for (int i = 0; i < TURNS; i++) sum = sum * 0.999f + 1.0f;
+}
+
+static void *help(void *context)
+{
+    (void)context;
+    pthread_mutex_lock(&busy.lock);
+    for (;;) {
+        const double until = busy.until;
+        if (cairn_bench_now() >= until) {
+            pthread_cond_wait(&busy.more, &busy.lock);
+            continue;
+        }
+        pthread_mutex_unlock(&busy.lock);
+        compute_until(until);
+        pthread_mutex_lock(&busy.lock);
+    }
+    return NULL;
+}
+
+/* They end with the process. One that cannot be started is a core that rests. */
+static void start_helpers(void)
+{
+    pthread_t thread;
+    for (uint32_t i = 1; i < cairn_bench_core_count(); i++)
+        if (pthread_create(&thread, NULL, help, NULL) == 0) pthread_detach(thread);
+    busy.is_started = true;
+}
+
+void step_compute_until(double seconds)
+{
+    if (!busy.is_started) start_helpers();
+    pthread_mutex_lock(&busy.lock);
+    busy.until = seconds;
+    pthread_cond_broadcast(&busy.more);
+    pthread_mutex_unlock(&busy.lock);
+    compute_until(seconds);
+}

@@ -1,0 +1,778 @@
+/* cairn snapshot export: a snapshot as others read it. Blocks are read and judged ahead, in the order in
+ * which they are written, and written beside that: memory is that of the blocks under way, whatever the
+ * model's size. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <jansson.h>
+#include <pwd.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/ctl/ctl.h"
+#include "client/ctl/snapshot.h"
+#include "proto/base/machine.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/store/storage.h"
+
+#define FILE_BYTES_DEFAULT UINT64_C(5000000000) // as the Hub's tools have it
+#define AHEAD              16                   // blocks that are read ahead, and besides
+#define BLOCKS_MAX         32                   // all that are held; 128 MiB
+#define IN_FLIGHT          8                    // blocks that are written; 32 MiB
+
+static volatile sig_atomic_t interrupted_export;
+
+static void on_signal_export(int signal)
+{
+    (void)signal;
+    interrupted_export = 1;
+}
+
+/* A place in what is written. */
+struct place_export {
+    size_t file, entry;
+    uint64_t elem; /* of the entry */
+};
+
+struct exporting {
+    struct cairn_snapshot *snapshot;
+    const struct ctl_export_plan *plan;
+    struct place_export ahead; /* up to here it is read, or will be */
+    size_t file;               /* that is written */
+    struct ctl_progress progress;
+    uint64_t done_bytes;
+    float *rounded; /* owned: [CAIRN_SNAPSHOT_BLOCK_BYTES / 2], what is to be bf16 */
+};
+
+/* ---- reading ahead ---- */
+
+static bool is_before(const struct place_export *a, const struct place_export *b)
+{
+    if (a->file != b->file) return a->file < b->file;
+    return a->entry != b->entry ? a->entry < b->entry : a->elem < b->elem;
+}
+
+static uint64_t elems_of(const struct cairn_safetensors_entry *entry)
+{
+    return (entry->end - entry->begin) / cairn_dtype_bytes((int)entry->dtype);
+}
+
+/* Asks for what is written behind `end`, as far as there is room for it. */
+static void look_ahead(struct exporting *x, struct place_export end)
+{
+    struct place_export *at = &x->ahead;
+    if (is_before(at, &end)) *at = end;
+    while (at->file < x->plan->file_count) {
+        const struct cairn_snapshot_file *file = &x->plan->files[at->file];
+        if (at->entry == file->entry_count) {
+            *at = (struct place_export) { .file = at->file + 1 };
+            continue;
+        }
+        const struct cairn_safetensors_entry *entry = &file->entries[at->entry];
+        const uint64_t elems = elems_of(entry);
+        if (entry->plane != CTL_EXPORT_PLANE_STEP && !cairn_ctl_torch_is_text(entry))
+            at->elem += cairn_snapshot_want(x->snapshot, entry->tensor, entry->plane, at->elem,
+                                            elems - at->elem);
+        else
+            at->elem = elems;
+        if (at->elem < elems) return;
+        *at = (struct place_export) { .file = at->file, .entry = at->entry + 1 };
+    }
+}
+
+/* ---- the bytes ---- */
+
+static cairn_status fill(void *context, const struct cairn_safetensors_entry *entry,
+                         uint64_t first_elem, uint64_t elem_count, void *to,
+                         struct cairn_sentence *why)
+{
+    struct exporting *x = context;
+    if (interrupted_export) return cairn_fail(why, CAIRN_ERR_CANCELED, "interrupted");
+    const bool rounds = entry->dtype == CAIRN_BF16, is_text = cairn_ctl_torch_is_text(entry);
+    const uint64_t bytes = elem_count * cairn_dtype_bytes((int)entry->dtype);
+    cairn_status status = CAIRN_OK;
+    look_ahead(x, (struct place_export) {
+                      x->file, (size_t)(entry - x->plan->files[x->file].entries), first_elem });
+    if (is_text) {
+        cairn_ctl_torch_text(x->plan->torch, first_elem, elem_count, to);
+    } else if (entry->plane == CTL_EXPORT_PLANE_STEP) {
+        const struct cairn_manifest *m = &x->snapshot->manifest;
+        const uint64_t missed = m->steps_missed != NULL ? m->steps_missed[entry->tensor] : 0;
+        const float step = (float)(m->step - missed);
+        memcpy(to, &step, sizeof step);
+    } else {
+        status = cairn_snapshot_read(x->snapshot, entry->tensor, entry->plane, first_elem,
+                                     elem_count, rounds ? x->rounded : to, why);
+    }
+    if (status == CAIRN_OK && rounds) cairn_ctl_round_bf16(x->rounded, to, elem_count);
+    if (status == CAIRN_OK && x->plan->torch != NULL && !is_text)
+        cairn_ctl_torch_pass(x->plan->torch, entry, to, bytes);
+    x->done_bytes += is_text ? 0 : bytes;
+    cairn_ctl_progress_at(&x->progress, x->done_bytes);
+    return status;
+}
+
+static cairn_status write_all(struct exporting *x, const char *at, struct cairn_sentence *why)
+{
+    const struct cairn_snapshot_source source = { .fill = fill, .context = x };
+    const struct ctl_export_plan *plan = x->plan;
+    const struct cairn_storage *storage = cairn_storage_of(at);
+    struct cairn_snapshot_writer *writer = NULL;
+    cairn_status status = cairn_snapshot_writer_open(IN_FLIGHT, &writer, why);
+    for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++) {
+        x->file = i;
+        status = cairn_snapshot_writer_put_other(writer, at, &plan->files[i], &source, NULL, why);
+    }
+    if (status == CAIRN_OK && plan->index != NULL)
+        status = storage->commit(at, plan->index_name, plan->index, plan->index_bytes, false, why);
+    cairn_snapshot_writer_close(writer);
+    return status;
+}
+
+/* ---- the command ---- */
+
+/* The last of what a full disk's sentence of storage.h says is of snapshots. */
+static void say_full(const struct ctl_export_plan *plan, const char *folder,
+                     struct cairn_sentence *why)
+{
+    cairn_sentence_set(why,
+                       "there is no room for %s in %s: free some, or name another folder; nothing "
+                       "was left there",
+                       cairn_ctl_bytes(plan->data_bytes), folder);
+}
+
+static void catch_signals(void)
+{
+    const struct sigaction action = { .sa_handler = on_signal_export };
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+static cairn_status export_to(struct ctl *ctl, struct exporting *x, const char *to,
+                              struct ctl_made_folder *folder, struct cairn_sentence *why)
+{
+    x->rounded = malloc(CAIRN_SNAPSHOT_BLOCK_BYTES / 2 * sizeof *x->rounded);
+    if (x->rounded == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    catch_signals();
+    cairn_status status = cairn_ctl_made_folder_begin(to, folder, why);
+    if (status == CAIRN_OK) {
+        if (folder->cleaned && !ctl->quiet)
+            fprintf(stderr, "cairn: %s, which an export that was killed had left, is removed\n",
+                    folder->temp);
+        cairn_ctl_progress_begin(&x->progress, ctl, "exported", x->plan->data_bytes);
+        status = write_all(x, folder->temp, why);
+        if (status == CAIRN_OK && interrupted_export)
+            status = cairn_fail(why, CAIRN_ERR_CANCELED, "interrupted");
+        status = cairn_ctl_made_folder_end(folder, status, why);
+        cairn_ctl_progress_end(&x->progress);
+    }
+    if (status == CAIRN_ERR_NO_SPACE) say_full(x->plan, to, why);
+    if (status == CAIRN_ERR_CANCELED)
+        cairn_sentence_set(why, "interrupted: nothing was left of it");
+    free(x->rounded);
+    return status;
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void print_export(const struct ctl *ctl, const struct exporting *x,
+                         const struct ctl_export_wish *w, const char *folder, double seconds)
+{
+    const struct ctl_export_plan *plan = x->plan;
+    const char *format = w->is_dcp     ? "dcp"
+                         : w->is_torch ? "torch"
+                                       : "hf",
+               *dtype = cairn_dtype_name((int)w->dtype);
+    if (ctl->json) {
+        cairn_ctl_print_json(json_pack(
+            "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "path", folder, "format", format,
+            "dtype", dtype, "step", (json_int_t)x->snapshot->manifest.step, "tensors",
+            (json_int_t)plan->tensors, "files", (json_int_t)plan->file_count, "bytes",
+            (json_int_t)plan->data_bytes, "blobs_left_out", (json_int_t)plan->blobs, "aliases",
+            (json_int_t)plan->aliases, "seconds", seconds));
+        return;
+    }
+    if (ctl->quiet) {
+        printf("%s\n", folder);
+        return;
+    }
+    cairn_ctl_line("exported", "%s", folder);
+    cairn_ctl_line("format", "%s, %s", format, dtype);
+    cairn_ctl_line("size", "%s in %zu files, %zu tensors", cairn_ctl_bytes(plan->data_bytes),
+                   plan->file_count, plan->tensors);
+    cairn_ctl_line("rate", "%.2f GB/s", (double)plan->data_bytes / 1e9 / seconds);
+    if (plan->aliases > 0)
+        cairn_ctl_line("aliases", "%zu, which are in what they stand for", plan->aliases);
+    if (plan->blobs > 0) cairn_ctl_line("left out", "%zu blobs", plan->blobs);
+}
+
+/* -1: go on. */
+static int judge(const struct ctl *ctl, struct ctl_export_wish *wish)
+{
+    const struct ctl_export *e = &ctl->export;
+    *wish = (struct ctl_export_wish) {
+        .is_dcp = e->format != NULL && strcmp(e->format, "dcp") == 0,
+        .is_torch = e->format != NULL && strcmp(e->format, "torch") == 0,
+        .dtype = e->dtype != NULL && strcmp(e->dtype, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32,
+        .file_bytes_max = e->file_bytes_max > 0 ? e->file_bytes_max : FILE_BYTES_DEFAULT,
+    };
+    if (ctl->to == NULL) return cairn_ctl_usage_fail(ctl, "cairn %s needs --to DIR", ctl->words);
+    return -1;
+}
+
+/* Two for each place that a tensor may be read from: the one in use, and the next. */
+static uint32_t blocks_held(const struct cairn_manifest *m)
+{
+    const size_t wanted = AHEAD + 2 * (size_t)m->shard_count;
+    return (uint32_t)(wanted < BLOCKS_MAX ? wanted : BLOCKS_MAX);
+}
+
+int cairn_ctl_snapshot_export(struct ctl *ctl)
+{
+    struct cairn_snapshot snapshot;
+    struct ctl_export_wish wish;
+    struct ctl_export_plan plan;
+    struct ctl_made_folder folder;
+    struct cairn_sentence why = { "" };
+    char from[PATH_MAX], to[PATH_MAX];
+    int done = judge(ctl, &wish);
+    if (done < 0) done = cairn_ctl_absolute("--to", ctl->to, to);
+    if (done < 0) done = cairn_ctl_place_find(ctl, from);
+    if (done < 0) done = cairn_ctl_place_open(from, &snapshot);
+    if (done >= 0) return done;
+    const double begun = now_s();
+    snapshot.ahead = blocks_held(&snapshot.manifest);
+    struct ctl_buffer *buffers = NULL;
+    cairn_status status = cairn_ctl_buffers_read(&snapshot, &buffers, &why);
+    if (status != CAIRN_OK) {
+        cairn_snapshot_close(&snapshot);
+        return cairn_ctl_fail(status, "%s", why.text);
+    }
+    wish.buffers = buffers;
+    status = cairn_ctl_export_plan_make(&snapshot.manifest, &wish, &plan);
+    if (status == CAIRN_OK) {
+        struct exporting x = { .snapshot = &snapshot, .plan = &plan };
+        status = export_to(ctl, &x, to, &folder, &why);
+        if (status == CAIRN_OK) print_export(ctl, &x, &wish, folder.path, now_s() - begun);
+        cairn_ctl_export_plan_release(&plan);
+    } else {
+        cairn_sentence_set(&why, "%s",
+                           status == CAIRN_ERR_NOT_FOUND ? "the job has no tensors of numbers"
+                                                         : "no memory");
+    }
+    free(buffers);
+    cairn_snapshot_close(&snapshot);
+    return status == CAIRN_OK ? 0 : cairn_ctl_fail(status, "%s", why.text);
+}
+
+/* ==== export plan ==== */
+
+struct planning {
+    const struct cairn_job_spec_data *spec;
+    const struct ctl_export_wish *wish;
+    struct ctl_export_plan *plan;
+    uint64_t file_data_bytes; /* of the last file */
+    size_t file_header_bytes; /* at most; the same */
+};
+
+/* ---- files ---- */
+
+static bool add_file(struct planning *p)
+{
+    struct ctl_export_plan *plan = p->plan;
+    if (plan->file_count == plan->file_capacity) {
+        const size_t wanted = plan->file_capacity * 2 + 8;
+        struct cairn_snapshot_file *grown = realloc(plan->files, wanted * sizeof *grown);
+        if (grown == NULL) return false;
+        plan->files = grown;
+        plan->file_capacity = wanted;
+    }
+    plan->files[plan->file_count++] = (struct cairn_snapshot_file) { .entries = NULL };
+    p->file_data_bytes = 0;
+    p->file_header_bytes = 0;
+    return true;
+}
+
+static struct cairn_safetensors_entry *add_entry(struct cairn_snapshot_file *file)
+{
+    if (file->entry_count == file->entry_capacity) {
+        const size_t wanted = file->entry_capacity * 2 + 16;
+        struct cairn_safetensors_entry *grown = realloc(file->entries, wanted * sizeof *grown);
+        if (grown == NULL) return NULL;
+        file->entries = grown;
+        file->entry_capacity = wanted;
+    }
+    struct cairn_safetensors_entry *entry = &file->entries[file->entry_count];
+    *entry = (struct cairn_safetensors_entry) { .first_elem = 0 };
+    return entry;
+}
+
+/* Into the last file, or a new one if that is full. */
+static bool place_plan(struct planning *p, struct cairn_safetensors_entry entry, uint64_t bytes)
+{
+    struct ctl_export_plan *plan = p->plan;
+    const size_t header = entry.key != NULL
+                              ? cairn_safetensors_entry_bytes(entry.key, entry.box.rank)
+                              : 0;
+    const bool full = p->file_data_bytes > 0 &&
+                      (p->file_data_bytes + bytes > p->wish->file_bytes_max ||
+                       p->file_header_bytes + header > CAIRN_SNAPSHOT_HEADER_BYTES);
+    const bool placed = entry.key != NULL && ((plan->file_count > 0 && !full) || add_file(p));
+    struct cairn_safetensors_entry *to = placed ? add_entry(&plan->files[plan->file_count - 1])
+                                                : NULL;
+    if (to == NULL) {
+        free(entry.key);
+        return false;
+    }
+    *to = entry;
+    plan->files[plan->file_count - 1].entry_count++;
+    p->file_data_bytes += bytes;
+    p->file_header_bytes += header;
+    plan->data_bytes += bytes;
+    return true;
+}
+
+/* ---- tensors ---- */
+
+/* `type`: of a buffer that is kept as its bytes; else NULL. */
+static bool place_tensor(struct planning *p, size_t tensor, const struct cairn_shape *shape,
+                         const struct ctl_number_type *type)
+{
+    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    struct cairn_safetensors_entry entry = { .key = strdup(t->name),
+                                             .dtype_name = type != NULL ? type->safetensors : NULL,
+                                             .dtype = type != NULL ? CAIRN_U8 : p->wish->dtype,
+                                             .tensor = (uint32_t)tensor,
+                                             .plane = CAIRN_PLANE_PARAM };
+    uint64_t bytes = type != NULL ? type->bytes : cairn_dtype_bytes((int)entry.dtype);
+    entry.box.rank = shape->rank;
+    for (uint32_t d = 0; d < shape->rank; d++) bytes *= entry.box.extent[d] = shape->dim[d];
+    p->plan->tensors++;
+    return place_plan(p, entry, bytes);
+}
+
+static bool is_tensor(const struct cairn_tensor_spec *t)
+{
+    return t->kind != CAIRN_BLOB && t->alias_of == NULL;
+}
+
+static bool place_all(struct planning *p)
+{
+    bool ok = true;
+    for (size_t i = 0; i < p->spec->tensor_count && ok; i++) {
+        const struct cairn_tensor_spec *t = &p->spec->tensors[i];
+        const struct ctl_buffer *b = &p->wish->buffers[i];
+        p->plan->aliases += t->alias_of != NULL;
+        if (is_tensor(t)) ok = place_tensor(p, i, &t->shape, NULL);
+        if (t->kind == CAIRN_BLOB && b->type != NULL) ok = place_tensor(p, i, &b->shape, b->type);
+    }
+    return ok;
+}
+
+/* ---- names, headers, indices ---- */
+
+static void name_file(struct ctl_export_plan *plan, size_t at)
+{
+    struct cairn_snapshot_file *f = &plan->files[at];
+    if (plan->file_count == 1)
+        snprintf(f->path, sizeof f->path, "model.safetensors");
+    else
+        snprintf(f->path, sizeof f->path, "model-%05zu-of-%05zu.safetensors", at + 1,
+                 plan->file_count);
+}
+
+/* The aliases of all of a tensor that the file holds. *notes_out is malloc'd, its texts borrowed. */
+static bool list_aliases(const struct cairn_job_spec_data *spec,
+                         const struct cairn_snapshot_file *file,
+                         struct cairn_safetensors_note **notes_out, size_t *count_out)
+{
+    size_t count = 0;
+    struct cairn_safetensors_note *notes = calloc(spec->tensor_count + 1, sizeof *notes);
+    bool *held = calloc(spec->tensor_count + 1, sizeof *held);
+    for (size_t i = 0; held != NULL && i < file->entry_count; i++)
+        held[file->entries[i].tensor] = true;
+    for (size_t i = 0; notes != NULL && held != NULL && i < spec->tensor_count; i++) {
+        const struct cairn_tensor_spec *t = &spec->tensors[i];
+        if (t->alias_of == NULL || t->alias_box != NULL || strcmp(t->name, "format") == 0) continue;
+        if (held[cairn_spec_target(spec, i)])
+            notes[count++] = (struct cairn_safetensors_note) { t->name, t->alias_of };
+    }
+    const bool ok = notes != NULL && held != NULL;
+    free(held);
+    *notes_out = notes;
+    *count_out = count;
+    return ok;
+}
+
+static bool build_header(const struct planning *p, struct cairn_snapshot_file *file)
+{
+    struct cairn_safetensors_note *notes = NULL;
+    size_t note_count = 0;
+    uint64_t data_bytes = 0;
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (list_aliases(p->spec, file, &notes, &note_count))
+        status = cairn_safetensors_build_whole(file->entries, file->entry_count, notes, note_count,
+                                               &file->header, &file->header_bytes, &data_bytes);
+    free(notes);
+    file->file_bytes = file->header_bytes + data_bytes;
+    return status == CAIRN_OK;
+}
+
+/* {"metadata": {"total_size": N}, "weight_map": {"<key>": "<file>"}} */
+static bool build_index(struct ctl_export_plan *plan)
+{
+    json_t *map = json_object();
+    bool ok = map != NULL;
+    for (size_t i = 0; i < plan->file_count && ok; i++) {
+        const struct cairn_snapshot_file *file = &plan->files[i];
+        for (size_t e = 0; e < file->entry_count && ok; e++)
+            ok = json_object_set_new(map, file->entries[e].key, json_string(file->path)) == 0;
+    }
+    json_t *root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
+                             (json_int_t)plan->data_bytes, "weight_map", map);
+    plan->index = root != NULL && ok ? json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
+    plan->index_bytes = plan->index != NULL ? strlen(plan->index) : 0;
+    plan->index_name = CTL_EXPORT_INDEX_NAME;
+    json_decref(root);
+    return plan->index != NULL;
+}
+
+static bool finish(const struct planning *p)
+{
+    struct ctl_export_plan *plan = p->plan;
+    for (size_t i = 0; i < plan->file_count; i++) {
+        name_file(plan, i);
+        if (!build_header(p, &plan->files[i])) return false;
+    }
+    return plan->file_count < 2 || build_index(plan);
+}
+
+/* One file, with all of it; of a folder, .metadata beside it. */
+static cairn_status plan_torch(const struct cairn_manifest *manifest,
+                               const struct ctl_export_wish *wish, struct ctl_export_plan *plan)
+{
+    const struct ctl_torch_wish w = { wish->dtype, CTL_EXPORT_PLANE_STEP, wish->buffers };
+    struct planning p = { .plan = plan };
+    if (!add_file(&p)) return CAIRN_ERR_NO_MEMORY;
+    struct cairn_snapshot_file *file = &plan->files[0];
+    snprintf(file->path, sizeof file->path, "%s",
+             wish->is_dcp ? CTL_TORCH_FOLDER_FILE : CTL_TORCH_FILE_NAME);
+    plan->index_name = CTL_TORCH_FOLDER_METADATA;
+    cairn_status status = wish->is_dcp
+                              ? cairn_ctl_torch_folder_plan(manifest, &w, file, &plan->torch,
+                                                            &plan->index, &plan->index_bytes)
+                              : cairn_ctl_torch_plan(manifest, &w, file, &plan->torch);
+    for (size_t i = 0; i < file->entry_count && status == CAIRN_OK; i++) {
+        const struct cairn_safetensors_entry *e = &file->entries[i];
+        if (cairn_ctl_torch_is_text(e)) continue;
+        plan->data_bytes += e->end - e->begin;
+        plan->tensors += e->plane == CAIRN_PLANE_PARAM;
+    }
+    for (size_t i = 0; i < manifest->spec.tensor_count; i++)
+        plan->aliases += wish->is_dcp && manifest->spec.tensors[i].alias_box != NULL;
+    return status;
+}
+
+cairn_status cairn_ctl_export_plan_make(const struct cairn_manifest *manifest,
+                                        const struct ctl_export_wish *wish,
+                                        struct ctl_export_plan *plan_out)
+{
+    struct ctl_export_plan plan = { .files = NULL };
+    struct planning p = { .spec = &manifest->spec, .wish = wish, .plan = &plan };
+    cairn_status status = wish->is_torch || wish->is_dcp ? plan_torch(manifest, wish, &plan)
+                          : place_all(&p) && finish(&p)  ? CAIRN_OK
+                                                         : CAIRN_ERR_NO_MEMORY;
+    if (status == CAIRN_OK && plan.file_count == 0) status = CAIRN_ERR_NOT_FOUND;
+    for (size_t i = 0; i < manifest->spec.tensor_count; i++)
+        plan.blobs += manifest->spec.tensors[i].kind == CAIRN_BLOB &&
+                      wish->buffers[i].type == NULL &&
+                      strcmp(manifest->spec.tensors[i].name, CTL_BUFFERS_BLOB) != 0;
+    if (status == CAIRN_OK)
+        *plan_out = plan;
+    else
+        cairn_ctl_export_plan_release(&plan);
+    return status;
+}
+
+void cairn_ctl_export_plan_release(struct ctl_export_plan *plan)
+{
+    for (size_t i = 0; i < plan->file_count; i++) {
+        struct cairn_snapshot_file *file = &plan->files[i];
+        for (size_t e = 0; e < file->entry_count; e++) free(file->entries[e].key);
+        free(file->entries);
+        free(file->header);
+    }
+    free(plan->files);
+    free(plan->index);
+    cairn_ctl_torch_free(plan->torch);
+    *plan = (struct ctl_export_plan) { .files = NULL };
+}
+
+/* ==== copy ==== */
+
+/* cairn snapshot copy: a snapshot into another storage. */
+
+static volatile sig_atomic_t interrupted_copy;
+
+static void on_signal_copy(int signal)
+{
+    (void)signal;
+    interrupted_copy = 1;
+}
+
+static bool on_progress(void *context, uint64_t done)
+{
+    cairn_ctl_progress_at(context, done);
+    return !interrupted_copy;
+}
+
+/* Whose the copy is: a coordinator of another user can neither list, restore nor remove it. */
+struct owner {
+    char text[200]; /* "cairn:cairn" */
+    uid_t user;
+    gid_t group;
+};
+
+static struct owner owner_of(const char *folder)
+{
+    struct owner owner = { .text = "" };
+    struct stat info;
+    if (stat(folder, &info) != 0) return owner;
+    const struct passwd *user = getpwuid(info.st_uid);
+    char name[64];
+    snprintf(name, sizeof name, "%u", (unsigned)info.st_uid);
+    snprintf(owner.text, sizeof owner.text, "%.64s", user != NULL ? user->pw_name : name);
+    const struct group *group = getgrgid(info.st_gid);
+    snprintf(name, sizeof name, "%u", (unsigned)info.st_gid);
+    const size_t used = strlen(owner.text);
+    snprintf(owner.text + used, sizeof owner.text - used, ":%.64s",
+             group != NULL ? group->gr_name : name);
+    owner.user = info.st_uid;
+    owner.group = info.st_gid;
+    return owner;
+}
+
+static void warn_of_owner(const struct owner *copy, const char *root, const char *folder)
+{
+    const struct owner there = owner_of(root);
+    if (copy->text[0] == '\0' || there.text[0] == '\0' || copy->user == there.user) return;
+    fprintf(stderr,
+            "cairn: the copy is %s's, and %s is %s's, who can neither restore nor remove it: chown "
+            "-R %s %s\n",
+            copy->text, root, there.text, there.text, folder);
+}
+
+static int print_copy(const struct ctl *ctl, const struct cairn_snapshot *snapshot, uint64_t bytes,
+                      const char *root, const char *folder)
+{
+    const struct cairn_manifest *m = &snapshot->manifest;
+    const struct owner owner = owner_of(folder);
+    warn_of_owner(&owner, root, folder);
+    if (ctl->json)
+        return cairn_ctl_print_json(json_pack("{s:s, s:s, s:I, s:i, s:b, s:s}", "job", m->spec.name,
+                                              "path", folder, "bytes", (json_int_t)bytes, "files",
+                                              (int)m->file_count, "signed", m->signature != NULL,
+                                              "owner", owner.text));
+    if (ctl->quiet) {
+        printf("%s\n", folder);
+        return 0;
+    }
+    cairn_ctl_line("copied", "%s", folder);
+    cairn_ctl_line("size", "%s in %zu files", cairn_ctl_bytes(bytes), m->file_count);
+    cairn_ctl_line("owner", "%s, folders %04o, files %04o", owner.text, CAIRN_SNAPSHOT_FOLDER_MODE,
+                   CAIRN_SNAPSHOT_FILE_MODE);
+    cairn_ctl_line("signature", "%s", m->signature != NULL ? "along" : "none");
+    return 0;
+}
+
+/* Takes the snapshot. */
+static int copy_to(struct ctl *ctl, struct cairn_snapshot *snapshot, const char *root)
+{
+    const struct sigaction action = { .sa_handler = on_signal_copy };
+    struct ctl_progress progress;
+    const struct cairn_snapshot_copy copy = { .progress = on_progress, .context = &progress };
+    struct cairn_sentence why = { "" };
+    char *folder = NULL;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < snapshot->manifest.file_count; i++)
+        bytes += snapshot->manifest.files[i].bytes;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    cairn_ctl_progress_begin(&progress, ctl, "copied", bytes);
+    const cairn_status status = cairn_snapshot_copy(snapshot, root, &copy, &folder, &why);
+    cairn_ctl_progress_end(&progress);
+    const int done = status == CAIRN_OK ? print_copy(ctl, snapshot, bytes, root, folder)
+                                        : cairn_ctl_fail(status, "%s", why.text);
+    cairn_snapshot_close(snapshot);
+    free(folder);
+    return done;
+}
+
+int cairn_ctl_snapshot_copy(struct ctl *ctl)
+{
+    struct cairn_snapshot snapshot;
+    char from[PATH_MAX], root[PATH_MAX];
+    if (ctl->to == NULL) return cairn_ctl_usage_fail(ctl, "cairn %s needs --to ROOT", ctl->words);
+    int done = cairn_ctl_absolute("--to", ctl->to, root);
+    if (done < 0) done = cairn_ctl_place_find(ctl, from);
+    if (done < 0) done = cairn_ctl_place_open(from, &snapshot);
+    return done >= 0 ? done : copy_to(ctl, &snapshot, root);
+}
+
+/* ==== made folder ==== */
+
+static cairn_status failed(struct cairn_sentence *why, const char *step, const char *path)
+{
+    const int error = errno;
+    const cairn_status status = error == ENOSPC || error == EDQUOT ? CAIRN_ERR_NO_SPACE
+                                                                   : CAIRN_ERR_IO;
+    return cairn_fail(why, status, "%s of %s: %s", step, path, strerror(error));
+}
+
+/* ---- what was left ---- */
+
+/* A name that an export writes, or writes to before it has it. */
+static bool is_ours(const char *name)
+{
+    static const char *const wholes[] = { CTL_TORCH_FILE_NAME, CTL_TORCH_FOLDER_FILE,
+                                          CTL_TORCH_FOLDER_METADATA };
+    static const char *const ends[] = { ".safetensors", CTL_EXPORT_INDEX_NAME };
+    size_t length = strlen(name);
+    if (length > 4 && strcmp(name + length - 4, ".tmp") == 0) length -= 4;
+    for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++)
+        if (strlen(wholes[i]) == length && memcmp(name, wholes[i], length) == 0) return true;
+    if (strncmp(name, "model", 5) != 0) return false;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        const size_t end = strlen(ends[i]);
+        if (length >= end && memcmp(name + length - end, ends[i], end) == 0) return true;
+    }
+    return false;
+}
+
+/* Removes the files in the folder whose names an export writes. Other files stay. */
+static void empty(int fd)
+{
+    const int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = again >= 0 ? fdopendir(again) : NULL; // owns it
+    for (const struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;)
+        if (is_ours(e->d_name)) (void)unlinkat(fd, e->d_name, 0);
+    if (dir != NULL)
+        closedir(dir);
+    else if (again >= 0)
+        close(again);
+}
+
+/* DIR.tmp was there: ours if nobody has it and nothing else is in it. */
+static cairn_status take_over(struct ctl_made_folder *f, struct cairn_sentence *why)
+{
+    f->fd = open(f->temp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (f->fd < 0) return failed(why, "open", f->temp);
+    if (flock(f->fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK) return failed(why, "lock", f->temp);
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "another command is writing %s: wait for its end, or name another folder",
+                          f->temp);
+    }
+    empty(f->fd);
+    if (rmdir(f->temp) != 0)
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "%s is there and has files that are not an export's: move it away, or "
+                          "name another folder",
+                          f->temp);
+    close(f->fd);
+    f->fd = -1;
+    f->cleaned = true;
+    return CAIRN_OK;
+}
+
+/* ---- beginning and end ---- */
+
+static cairn_status set_paths(struct ctl_made_folder *f, const char *path,
+                              struct cairn_sentence *why)
+{
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    if (length + sizeof ".tmp" > sizeof f->temp || path[0] != '/' || length < 2)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%.100s cannot be the name of a new folder",
+                          path);
+    snprintf(f->path, sizeof f->path, "%.*s", (int)length, path);
+    snprintf(f->temp, sizeof f->temp, "%.*s.tmp", (int)length, path);
+    return CAIRN_OK;
+}
+
+static cairn_status make_temp(struct ctl_made_folder *f, struct cairn_sentence *why)
+{
+    if (mkdir(f->temp, CAIRN_SNAPSHOT_FOLDER_MODE) != 0) {
+        if (errno != EEXIST) return failed(why, "mkdir", f->temp);
+        const cairn_status status = take_over(f, why);
+        if (status != CAIRN_OK) return status;
+        if (mkdir(f->temp, CAIRN_SNAPSHOT_FOLDER_MODE) != 0) return failed(why, "mkdir", f->temp);
+    }
+    f->fd = open(f->temp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (f->fd < 0 || cairn_file_mode_set(f->fd, CAIRN_SNAPSHOT_FOLDER_MODE) != 0 ||
+        flock(f->fd, LOCK_EX | LOCK_NB) != 0)
+        return failed(why, "open", f->temp);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_ctl_made_folder_begin(const char *path, struct ctl_made_folder *out,
+                                         struct cairn_sentence *why)
+{
+    struct ctl_made_folder f = { .fd = -1 };
+    struct stat info;
+    cairn_status status = set_paths(&f, path, why);
+    if (status == CAIRN_OK && lstat(f.path, &info) == 0)
+        status = cairn_fail(why, CAIRN_ERR_EXISTS,
+                            "%s is there already: a new folder is written; name another one",
+                            f.path);
+    if (status == CAIRN_OK) status = make_temp(&f, why);
+    if (status == CAIRN_OK)
+        *out = f;
+    else if (f.fd >= 0)
+        close(f.fd);
+    return status;
+}
+
+/* Durably, and over nothing that came meanwhile. */
+static cairn_status put_in_place(const struct ctl_made_folder *f, struct cairn_sentence *why)
+{
+    char parent[PATH_MAX];
+    const char *slash = strrchr(f->path, '/');
+    snprintf(parent, sizeof parent, "%.*s", slash > f->path ? (int)(slash - f->path) : 1, f->path);
+    if (fsync(f->fd) != 0) return failed(why, "fsync", f->temp);
+    if (renameat2(AT_FDCWD, f->temp, AT_FDCWD, f->path, RENAME_NOREPLACE) != 0) {
+        // Not every file system knows the flag; without it no folder with something in it is replaced.
+        if (errno != EINVAL || rename(f->temp, f->path) != 0) return failed(why, "rename", f->temp);
+    }
+    const int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const bool durable = fd >= 0 && fsync(fd) == 0;
+    const cairn_status status = durable ? CAIRN_OK : failed(why, "fsync", parent);
+    if (fd >= 0) close(fd);
+    return status;
+}
+
+cairn_status cairn_ctl_made_folder_end(struct ctl_made_folder *f, cairn_status status,
+                                       struct cairn_sentence *why)
+{
+    if (status == CAIRN_OK) status = put_in_place(f, why);
+    if (status != CAIRN_OK) {
+        empty(f->fd);
+        if (rmdir(f->temp) != 0 && errno == ENOENT) (void)rmdir(f->path); // it had its name already
+    }
+    close(f->fd);
+    f->fd = -1;
+    return status;
+}

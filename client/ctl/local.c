@@ -1,0 +1,651 @@
+/* cairn local: the way of a cluster, from its folder to its end. */
+#include "client/ctl/local.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/loop/stream.h"
+
+#define START_MS      60000
+#define LOCAL_TURN_MS 10
+
+static const int taken_signals[] = { SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 };
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+static int fail(const struct cairn_sentence *why)
+{
+    return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why->text);
+}
+
+static void block_signals(struct local *local)
+{
+    if (local->is_blocked) return; // a second cluster: old_signals are those of the start
+    local->is_blocked = true;
+    sigemptyset(&local->signals);
+    for (size_t i = 0; i < sizeof taken_signals / sizeof *taken_signals; i++)
+        sigaddset(&local->signals, taken_signals[i]);
+    sigset_t blocked = local->signals;
+    sigaddset(&blocked, SIGPIPE); // a closed stderr is no reason to leave things behind
+    sigprocmask(SIG_BLOCK, &blocked, &local->old_signals);
+}
+
+/* ---- up ---- */
+
+/* -1: go on, here and below; else the exit status. */
+static int prepare(struct local *local)
+{
+    const char *command = local->ctl->argc > 0 ? local->ctl->argv[0] : NULL;
+    struct cairn_sentence why = { "" };
+    if (command != NULL && !cairn_local_command_is_there(command)) {
+        cairn_ctl_fail(CAIRN_ERR_NOT_FOUND, "there is no program %s to run", command);
+        return 127; // as a shell says it
+    }
+    if (!cairn_local_program_find("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
+        !cairn_local_program_find("cairn-shard", local->programs[LOCAL_SHARD], &why))
+        return fail(&why);
+    if (!cairn_local_import_find(local, &why) || !cairn_local_folder_make(local, &why))
+        return cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+    return -1;
+}
+
+/* Until its ready file is there. */
+static int await_ready(struct local *local, const char *name, char *line_out, size_t line_bytes)
+{
+    const uint64_t deadline_ms = now_ms() + START_MS;
+    while (!cairn_local_ready_read(local, name, line_out, line_bytes)) {
+        const int number = cairn_local_signal(local, LOCAL_TURN_MS, NULL);
+        if (number != 0 && number != SIGCHLD) return 128 + number;
+        if (cairn_local_daemons_reap(local) > 0) return 1;
+        if (now_ms() >= deadline_ms)
+            return cairn_ctl_fail(CAIRN_ERR_TIMEOUT,
+                                  "%s was not ready within %d s; its log is %s/%s.log", name,
+                                  START_MS / 1000, local->folder, name);
+    }
+    return -1;
+}
+
+static int start_one(struct local *local, int index)
+{
+    struct local_daemon *daemon = &local->daemons[index];
+    struct cairn_sentence why;
+    if (!cairn_local_config_write(local, daemon->name, &why))
+        return cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+    return cairn_local_daemon_start(local, daemon, index == 0 ? LOCAL_COORDINATOR : LOCAL_SHARD)
+               ? -1
+               : 1;
+}
+
+static int start(struct local *local)
+{
+    char line[sizeof local->endpoint];
+    snprintf(local->daemons[0].name, sizeof local->daemons[0].name, "coordinator");
+    for (int i = 1; i < local->daemon_count; i++)
+        snprintf(local->daemons[i].name, sizeof local->daemons[i].name, "shard-%d", i);
+    int done = start_one(local, 0);
+    if (done < 0) done = await_ready(local, "coordinator", line, sizeof line);
+    if (done >= 0) return done;
+    memcpy(local->endpoint, line, sizeof line);
+    for (int i = 1; i < local->daemon_count && done < 0; i++) done = start_one(local, i);
+    for (int i = 1; i < local->daemon_count && done < 0; i++)
+        done = await_ready(local, local->daemons[i].name, line, sizeof line);
+    return done;
+}
+
+int cairn_local_shard_add(struct local *local)
+{
+    char line[sizeof local->endpoint];
+    if (local->daemon_count > CTL_SHARDS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "%d shards are the most", CTL_SHARDS_MAX);
+    const int index = local->daemon_count++;
+    struct local_daemon *daemon = &local->daemons[index];
+    *daemon = (struct local_daemon) { .pid = 0 };
+    snprintf(daemon->name, sizeof daemon->name, "shard-%d", index);
+    const int done = start_one(local, index);
+    return done < 0 ? await_ready(local, daemon->name, line, sizeof line) : done;
+}
+
+/* ---- meanwhile ---- */
+
+/* To what is run now. */
+static void say_where(const struct local *local)
+{
+    setenv("CAIRN_ENDPOINT", local->endpoint, 1);
+    setenv("CAIRN_FABRIC", "auto", 1);
+    setenv("CAIRN_FABRIC_DEVICE", "lo", 1); // where the shards are
+}
+
+static int announce(struct local *local)
+{
+    struct cairn_sentence why;
+    char line[sizeof local->endpoint + 1], library[PATH_MAX];
+    const char *file = local->ctl->endpoint_file;
+    if (cairn_local_library_find(library))
+        setenv("CAIRN_LIBRARY", library, 0); // of the Python package
+    snprintf(line, sizeof line, "%s\n", local->endpoint);
+    if (file == NULL) return -1;
+    local->is_announced = cairn_local_file_write(file, line, &why);
+    return local->is_announced ? -1 : cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+}
+
+static void print_screen(const struct local *local)
+{
+    const struct ctl *ctl = local->ctl;
+    const int shards = local->daemon_count - 1;
+    if (ctl->quiet) return;
+    fprintf(stderr, "cairn local: a coordinator and %d shard%s are up\n", shards,
+            shards == 1 ? "" : "s");
+    fprintf(stderr, "  endpoint   %s  (CAIRN_ENDPOINT of the command)\n", local->endpoint);
+    fprintf(stderr, "  look       cairn --endpoint %s cluster status\n", local->endpoint);
+    fprintf(stderr, "  folder     %s  (%s)\n", local->folder,
+            local->is_temporary ? "removed in the end; --keep FOLDER keeps one" : "kept");
+    fprintf(stderr, "  logs       coordinator.log, shard-1.log%s there; snapshots in snapshots/\n",
+            shards > 1 ? " ..." : "");
+    if (ctl->argc == 0) {
+        fprintf(stderr, "  end        Ctrl-C\n");
+        return;
+    }
+    fprintf(stderr, "  command   ");
+    for (int i = 0; i < ctl->argc; i++) fprintf(stderr, " %s", ctl->argv[i]);
+    fprintf(stderr, "\n");
+}
+
+/* Without a command: Ctrl-C is how it ends, and no failure. */
+static int await_end(struct local *local)
+{
+    for (;;) {
+        const int number = cairn_local_signal(local, -1, NULL);
+        if (number != 0 && number != SIGCHLD) return 0;
+        if (cairn_local_daemons_reap(local) > 0) return 1;
+    }
+}
+
+static int run_command(struct local *local, void *context)
+{
+    const struct ctl *ctl = context;
+    const int done = announce(local);
+    if (done >= 0) return done;
+    print_screen(local);
+    return ctl->argc > 0 ? cairn_local_command_run(local, ctl->argv) : await_end(local);
+}
+
+/* The cluster of another: nothing is started, stopped or made. */
+static int run_there(struct local *local, int (*body)(struct local *local, void *context),
+                     void *context)
+{
+    local->daemon_count = 0;
+    snprintf(local->endpoint, sizeof local->endpoint, "%s", local->ctl->endpoint);
+    setenv("CAIRN_ENDPOINT", local->endpoint, 1);
+    return body(local, context);
+}
+
+int cairn_local_run(struct local *local, int (*body)(struct local *local, void *context),
+                    void *context)
+{
+    const struct ctl *ctl = local->ctl;
+    if (ctl->shards > CTL_SHARDS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--shards %u: 1 to %d is allowed", ctl->shards,
+                              CTL_SHARDS_MAX);
+    block_signals(local);
+    if (ctl->endpoint != NULL) return run_there(local, body, context);
+    local->daemon_count = 1 + (ctl->shards > 0 ? (int)ctl->shards : 1);
+    local->endpoint[0] = 0;
+    int done = prepare(local);
+    if (done < 0) done = start(local);
+    if (done < 0) {
+        say_where(local);
+        done = body(local, context);
+    }
+    cairn_local_daemons_stop(local);
+    if (local->is_announced) unlink(ctl->endpoint_file);
+    cairn_local_folder_remove(local);
+    return done;
+}
+
+int cairn_ctl_local(struct ctl *ctl)
+{
+    static struct local local;
+    local.ctl = ctl;
+    return cairn_local_run(&local, run_command, ctl);
+}
+
+/* ==== local folder ==== */
+
+/* cairn local: programs, its folder, its files. */
+
+/* ---- programs ---- */
+
+static bool is_program(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
+}
+
+/* As execvp looks. */
+static bool find_in_path(const char *name, char path_out[PATH_MAX])
+{
+    const char *from = getenv("PATH");
+    while (from != NULL) {
+        const size_t length = strcspn(from, ":");
+        const int written = snprintf(path_out, PATH_MAX, "%.*s%s%s", (int)length, from,
+                                     length > 0 ? "/" : "", name);
+        if (written > 0 && written < PATH_MAX && is_program(path_out)) return true;
+        from = from[length] == ':' ? from + length + 1 : NULL;
+    }
+    return false;
+}
+
+bool cairn_local_command_is_there(const char *command)
+{
+    char path[PATH_MAX];
+    return strchr(command, '/') != NULL ? access(command, X_OK) == 0 : find_in_path(command, path);
+}
+
+bool cairn_local_program_find(const char *name, char path_out[PATH_MAX], struct cairn_sentence *why)
+{
+    char found[PATH_MAX] = "";
+    const ssize_t length = readlink("/proc/self/exe", found, sizeof found - 64);
+    char *slash = length > 0 ? strrchr(found, '/') : NULL;
+    if (slash != NULL) snprintf(slash + 1, 64, "%s", name);
+    if ((slash != NULL && is_program(found)) || find_in_path(name, found))
+        if (realpath(found, path_out) != NULL) return true; // the daemons run in another folder
+    cairn_sentence_set(
+        why, "there is no %s beside this program and none in PATH; build or install it", name);
+    return false;
+}
+
+bool cairn_local_library_find(char path_out[PATH_MAX])
+{
+    char found[PATH_MAX] = "";
+    const ssize_t length = readlink("/proc/self/exe", found, sizeof found - 64);
+    char *slash = length > 0 ? strrchr(found, '/') : NULL;
+    if (slash == NULL) return false;
+    snprintf(slash + 1, 64, "../lib/libcairn.so.0");
+    return realpath(found, path_out) != NULL;
+}
+
+/* ---- the folder ---- */
+
+static bool make_temporary(struct local *local, struct cairn_sentence *why)
+{
+    const char *parent = getenv("TMPDIR");
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s/cairn-local.XXXXXX",
+             parent != NULL && parent[0] != 0 ? parent : "/tmp");
+    if (mkdtemp(folder) == NULL) {
+        cairn_sentence_set(why, "no temporary folder %s: %s; is TMPDIR right?", folder,
+                           strerror(errno));
+        return false;
+    }
+    local->is_temporary = realpath(folder, local->folder) != NULL;
+    return local->is_temporary;
+}
+
+static bool take_kept(struct local *local, struct cairn_sentence *why)
+{
+    const char *keep = local->ctl->keep;
+    if ((mkdir(keep, 0700) == 0 || errno == EEXIST) && realpath(keep, local->folder) != NULL &&
+        access(local->folder, R_OK | W_OK | X_OK) == 0)
+        return true;
+    cairn_sentence_set(why, "--keep %s: %s; give a folder that can be written, or made", keep,
+                       strerror(errno));
+    local->folder[0] = 0;
+    return false;
+}
+
+/* In the folder, if a socket's address and a line of the configuration can hold that name. */
+static bool place_socket(struct local *local, struct cairn_sentence *why)
+{
+    snprintf(local->socket, sizeof local->socket, "%s/coordinator.sock", local->folder);
+    if (strlen(local->socket) <= CAIRN_ADDRESS_PATH_BYTES &&
+        local->socket[strcspn(local->socket, " \t\r\n;")] == 0)
+        return true;
+    snprintf(local->socket_folder, sizeof local->socket_folder, "/tmp/cairn-local.XXXXXX");
+    if (mkdtemp(local->socket_folder) == NULL) {
+        local->socket_folder[0] = 0;
+        cairn_sentence_set(why, "no folder in /tmp for the socket: %s", strerror(errno));
+        return false;
+    }
+    snprintf(local->socket, sizeof local->socket, "%s/coordinator.sock", local->socket_folder);
+    return true;
+}
+
+bool cairn_local_folder_make(struct local *local, struct cairn_sentence *why)
+{
+    const bool is_there = local->ctl->keep != NULL ? take_kept(local, why)
+                                                   : make_temporary(local, why);
+    return is_there && place_socket(local, why);
+}
+
+bool cairn_local_import_find(struct local *local, struct cairn_sentence *why)
+{
+    const char *given = local->ctl->import;
+    if (realpath(given != NULL ? given : ".", local->import) == NULL) {
+        local->import[0] = 0;
+        cairn_sentence_set(why, "--import %s: %s", given, strerror(errno));
+        return given == NULL;
+    }
+    // ':' stands between two folders there, ';' may begin a comment.
+    if (local->import[strcspn(local->import, ":;\r\n")] == 0) return true;
+    cairn_sentence_set(why, "--import %s: a folder without : and ; in its name is allowed",
+                       local->import);
+    local->import[0] = 0;
+    return given == NULL;
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
+{
+    (void)st;
+    (void)type;
+    (void)walk;
+    if (remove(path) != 0) fprintf(stderr, "cairn local: %s stays: %s\n", path, strerror(errno));
+    return 0;
+}
+
+void cairn_local_folder_remove(struct local *local)
+{
+    if (local->socket_folder[0] != 0) {
+        unlink(local->socket); // of a coordinator that was killed
+        rmdir(local->socket_folder);
+        local->socket_folder[0] = 0;
+    }
+    if (!local->is_temporary) return;
+    nftw(local->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    local->is_temporary = false;
+}
+
+/* ---- files ---- */
+
+bool cairn_local_file_write(const char *path, const char *text, struct cairn_sentence *why)
+{
+    char part[PATH_MAX + 16];
+    snprintf(part, sizeof part, "%s.part", path);
+    FILE *file = fopen(part, "we");
+    bool whole = file != NULL && fputs(text, file) >= 0;
+    if (file != NULL && fclose(file) != 0) whole = false;
+    if (whole && rename(part, path) == 0) return true;
+    cairn_sentence_set(why, "%s cannot be written: %s", path, strerror(errno));
+    unlink(part);
+    return false;
+}
+
+/* A shard's share of four fifths of the memory, in MiB. */
+static unsigned long long memory_mib(int shards)
+{
+    struct sysinfo info;
+    if (sysinfo(&info) != 0) return 1024;
+    const unsigned long long mib = (unsigned long long)info.totalram * info.mem_unit >> 20;
+    const unsigned long long share = mib / 5 * 4 / (unsigned long long)shards;
+    return share > 0 ? share : 1;
+}
+
+/* Behind what was written to the text. */
+static void add(char *text, size_t text_bytes, const char *format, const char *value)
+{
+    const size_t used = strlen(text);
+    snprintf(text + used, text_bytes - used, format, value);
+}
+
+static long threads(const struct local *local, int shards)
+{
+    if (local->threads > 0) return (long)local->threads;
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN) / shards;
+    return cores < 1 ? 1 : cores > 8 ? 8 : cores;
+}
+
+bool cairn_local_config_write(const struct local *local, const char *name,
+                              struct cairn_sentence *why)
+{
+    char path[PATH_MAX + 32], text[2 * PATH_MAX + 1024], home[320] = "";
+    const int shards = local->daemon_count - 1;
+    snprintf(path, sizeof path, "%s/%s.conf", local->folder, name);
+    if (local->backend != NULL)
+        snprintf(home, sizeof home, "backend = %s\n%s%s%s", local->backend,
+                 local->device != NULL ? "device = " : "",
+                 local->device != NULL ? local->device : "", local->device != NULL ? "\n" : "");
+    if (local->endpoint[0] == 0)
+        snprintf(text, sizeof text,
+                 "# Made by cairn local. Paths are of this folder.\n[cluster]\nname = local\n"
+                 "shards = %d\n[store]\npath = coordinator\n[snapshots]\npath = snapshots\n"
+                 "[network]\nlisten = %s\n",
+                 shards, local->socket);
+    else
+        snprintf(text, sizeof text,
+                 "# Made by cairn local.\n[shard]\nname = %s\ncoordinator = %s\n[memory]\n"
+                 "limit = %lluMiB\n[compute]\nthreads = %ld\n%s[import]\nfolders = %s\n",
+                 name, local->endpoint, memory_mib(shards), threads(local, shards), home,
+                 local->import);
+    if (local->is_debug) add(text, sizeof text, "[log]\nlevel = %s\n", "debug");
+    // A bench with --path measures that fabric, so the shards have to use it.
+    if (local->endpoint[0] != 0 && local->ctl->path != NULL)
+        add(text, sizeof text, "[fabric]\nkind = %s\n", local->ctl->path);
+    return cairn_local_file_write(path, text, why);
+}
+
+bool cairn_local_ready_read(const struct local *local, const char *name, char *line_out,
+                            size_t line_bytes)
+{
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/%s.ready", local->folder, name);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return false;
+    const bool is_there = fgets(line_out, (int)line_bytes, file) != NULL;
+    fclose(file);
+    if (is_there) line_out[strcspn(line_out, "\n")] = 0;
+    return is_there;
+}
+
+/* ==== local process ==== */
+
+/* cairn local: its children and its signals. */
+
+#define STOP_MS         10000
+#define PROCESS_TURN_MS 20
+#define LOG_LINES       12
+#define LOG_TAIL_BYTES  4096
+
+int cairn_local_signal(const struct local *local, int timeout_ms, bool *is_key_out)
+{
+    siginfo_t info = { 0 };
+    const struct timespec timeout = { timeout_ms / 1000, timeout_ms % 1000 * 1000000L };
+    const int number = timeout_ms < 0 ? sigwaitinfo(&local->signals, &info)
+                                      : sigtimedwait(&local->signals, &info, &timeout);
+    if (is_key_out != NULL) *is_key_out = info.si_code == SI_KERNEL;
+    return number > 0 ? number : 0;
+}
+
+/* ---- starting ---- */
+
+/* The child dies with us: by `signal_number` where we end without a word. */
+static void prepare_child(const struct local *local, pid_t parent, int signal_number)
+{
+    prctl(PR_SET_PDEATHSIG, signal_number);
+    if (getppid() != parent) _exit(126); // it died before we asked
+    sigprocmask(SIG_SETMASK, &local->old_signals, NULL);
+}
+
+/* In the child: exec, or a sentence. */
+static void become(char *const *argv)
+{
+    execvp(argv[0], argv);
+    const int error = errno;
+    dprintf(STDERR_FILENO, "cairn local: %s cannot be started: %s\n", argv[0], strerror(error));
+    _exit(error == ENOENT ? 127 : 126);
+}
+
+static int open_log(const struct local *local, const char *name)
+{
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/%s.log", local->folder, name);
+    return open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+}
+
+static void become_daemon(const struct local *local, const char *name, const char *program,
+                          int log_fd)
+{
+    char config[32], ready[32];
+    snprintf(config, sizeof config, "%s.conf", name);
+    snprintf(ready, sizeof ready, "%s.ready", name);
+    char *const argv[] = {
+        (char *)(uintptr_t)program, "--config", config, "--ready-file", ready, NULL
+    };
+    const int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (chdir(local->folder) != 0 || dup2(null_fd, STDIN_FILENO) < 0 ||
+        dup2(log_fd, STDOUT_FILENO) < 0 || dup2(log_fd, STDERR_FILENO) < 0)
+        _exit(126);
+    setpgid(0, 0);             // Ctrl-C is for the command
+    unsetenv("NOTIFY_SOCKET"); // it is ours, if it is anyone's
+    become(argv);
+}
+
+bool cairn_local_daemon_start(struct local *local, struct local_daemon *daemon, int program)
+{
+    char ready[PATH_MAX + 32];
+    snprintf(ready, sizeof ready, "%s/%s.ready", local->folder, daemon->name);
+    unlink(ready); // of a folder that was kept
+    const int log_fd = open_log(local, daemon->name);
+    const pid_t parent = getpid();
+    const pid_t pid = log_fd < 0 ? -1 : fork();
+    if (pid == 0) {
+        prepare_child(local, parent, SIGTERM);
+        become_daemon(local, daemon->name, local->programs[program], log_fd);
+    }
+    if (pid < 0)
+        fprintf(stderr, "cairn local: %s cannot be started: %s\n", daemon->name, strerror(errno));
+    if (log_fd >= 0) close(log_fd);
+    if (pid > 0) daemon->pid = pid;
+    return pid > 0;
+}
+
+/* ---- ending ---- */
+
+static void print_log_end(const struct local *local, const char *name)
+{
+    char path[PATH_MAX + 32], text[LOG_TAIL_BYTES + 1];
+    snprintf(path, sizeof path, "%s/%s.log", local->folder, name);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    const off_t size = lseek(fd, 0, SEEK_END);
+    const off_t from = size > LOG_TAIL_BYTES ? size - LOG_TAIL_BYTES : 0;
+    const ssize_t got = pread(fd, text, LOG_TAIL_BYTES, from);
+    close(fd);
+    if (got <= 0) return;
+    text[got] = 0;
+    const char *begin = text + got;
+    for (int lines = 0; begin > text && (begin[-1] != '\n' || lines++ < LOG_LINES);) begin--;
+    fprintf(stderr, "  the end of %s:\n", path);
+    for (const char *line = begin; *line != 0;) {
+        const size_t length = strcspn(line, "\n");
+        fprintf(stderr, "    %.*s\n", (int)length, line);
+        line += length + (line[length] == '\n');
+    }
+}
+
+static void say_end(const struct local *local, const char *name, int status)
+{
+    if (WIFSIGNALED(status))
+        fprintf(stderr, "cairn local: %s was killed by signal %d (%s)\n", name, WTERMSIG(status),
+                strsignal(WTERMSIG(status)));
+    else
+        fprintf(stderr, "cairn local: %s ended with exit status %d\n", name, WEXITSTATUS(status));
+    print_log_end(local, name);
+}
+
+int cairn_local_daemons_reap(struct local *local)
+{
+    int ended = 0;
+    for (int i = 0; i < local->daemon_count; i++) {
+        struct local_daemon *daemon = &local->daemons[i];
+        int status;
+        if (daemon->pid == 0 || waitpid(daemon->pid, &status, WNOHANG) != daemon->pid) continue;
+        daemon->pid = 0;
+        ended++;
+        say_end(local, daemon->name, status);
+    }
+    return ended;
+}
+
+static int signal_daemons(const struct local *local, int number)
+{
+    int count = 0;
+    for (int i = 0; i < local->daemon_count; i++) {
+        if (local->daemons[i].pid == 0) continue;
+        kill(local->daemons[i].pid, number);
+        count++;
+    }
+    return count;
+}
+
+/* True: no daemon is left. A daemon that ends after SIGTERM as it should is not reported. */
+static bool reap_stopped(struct local *local)
+{
+    bool none = true;
+    for (int i = 0; i < local->daemon_count; i++) {
+        struct local_daemon *daemon = &local->daemons[i];
+        int status;
+        if (daemon->pid == 0) continue;
+        if (waitpid(daemon->pid, &status, WNOHANG) == 0) {
+            none = false;
+            continue;
+        }
+        daemon->pid = 0;
+        if (status != 0) say_end(local, daemon->name, status);
+    }
+    return none;
+}
+
+void cairn_local_daemons_stop(struct local *local)
+{
+    if (signal_daemons(local, SIGTERM) == 0) return;
+    for (int waited_ms = 0; !reap_stopped(local); waited_ms += PROCESS_TURN_MS) {
+        const int number = cairn_local_signal(local, PROCESS_TURN_MS, NULL);
+        const bool is_asked = number != 0 && number != SIGCHLD;
+        if (is_asked || waited_ms >= STOP_MS) signal_daemons(local, SIGKILL);
+    }
+}
+
+/* ---- the command ---- */
+
+static void watch(struct local *local, pid_t pid)
+{
+    bool is_key;
+    const int number = cairn_local_signal(local, -1, &is_key);
+    if (number == SIGCHLD)
+        cairn_local_daemons_reap(local); // the command hears it from its own calls
+    else if (number != 0 && !is_key)
+        kill(pid, number);
+}
+
+pid_t cairn_local_fork(struct local *local)
+{
+    const pid_t parent = getpid();
+    fflush(NULL); // or it would be written twice
+    const pid_t pid = fork();
+    if (pid == 0) prepare_child(local, parent, SIGTERM);
+    if (pid < 0) (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no process: %s", strerror(errno));
+    return pid;
+}
+
+int cairn_local_command_run(struct local *local, char **argv)
+{
+    const pid_t pid = cairn_local_fork(local);
+    if (pid < 0) return 1;
+    if (pid == 0) become(argv);
+    int status;
+    while (waitpid(pid, &status, WNOHANG) != pid) watch(local, pid);
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}

@@ -1,0 +1,96 @@
+/* cairn local: a cluster in the foreground. Shared by its three files.
+ *
+ * One thread, no loop: every signal that matters is blocked and taken with sigtimedwait, SIGCHLD
+ * included, so nothing runs in a handler. Only children that were started here are waited for,
+ * signaled or killed, by their id; nobody else can have that id while they are not reaped. The
+ * daemons are in process groups of their own, so Ctrl-C reaches the command alone, and in the
+ * folder, so their configurations need no absolute paths. */
+#ifndef CAIRN_CLIENT_CTL_LOCAL_H
+#define CAIRN_CLIENT_CTL_LOCAL_H
+
+#include <limits.h>
+#include <signal.h>
+#include <sys/types.h>
+
+#include "client/ctl/ctl.h"
+
+enum { LOCAL_COORDINATOR, LOCAL_SHARD, LOCAL_PROGRAMS };
+
+struct local_daemon {
+    char name[24]; /* "shard-1": of its configuration, log and ready file */
+    pid_t pid;     /* 0: it does not run */
+};
+
+struct local {
+    const struct ctl *ctl; /* borrowed */
+    sigset_t signals;      /* blocked here, taken by local_signal */
+    sigset_t old_signals;  /* of the children */
+    bool is_blocked;       /* they are */
+    char programs[LOCAL_PROGRAMS][PATH_MAX];
+    char folder[PATH_MAX]; /* "": there is none */
+    bool is_temporary;     /* removed in the end */
+    char import[PATH_MAX]; /* import.folders of the shards; "": none */
+    bool is_announced;     /* the endpoint file is ours */
+    char endpoint[288];
+    char socket[PATH_MAX + 32]; /* what the coordinator shall listen on */
+    /* made for it where `folder` has too long a name, or an odd one; else "" */
+    char socket_folder[64];
+    struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
+    int daemon_count;
+    bool is_debug;                /* the daemons log each round */
+    uint32_t threads;             /* compute threads of a shard; 0: its share of the cores */
+    const char *backend, *device; /* compute.backend and .device of the shards; NULL: not said */
+};
+
+/* ---- local.c ---- */
+/* Runs `body` while a cluster of ctl->shards is up, or, with ctl->endpoint, against the cluster
+ * there; CAIRN_ENDPOINT tells the body where it is. The exit status is the body's. The caller sets
+ * local->ctl and the fields behind daemon_count; the rest of `local` is 0 or left over from a
+ * cluster before. */
+int cairn_local_run(struct local *local, int (*body)(struct local *local, void *context),
+                    void *context);
+
+/* Adds one more shard to the running cluster, which was not made for it. -1: go on; else the exit
+ * status. */
+int cairn_local_shard_add(struct local *local);
+
+/* ---- local.c: names and files ---- */
+/* Finds a program beside this one, then in PATH; `why` says where it was looked for. */
+bool cairn_local_program_find(const char *name, char path_out[PATH_MAX],
+                              struct cairn_sentence *why);
+/* The libcairn that was built with this program, in ../lib. False: it is where the linker looks. */
+bool cairn_local_library_find(char path_out[PATH_MAX]);
+/* True if execvp would find the command. */
+bool cairn_local_command_is_there(const char *command);
+/* Makes the folder, mode 0700, or takes the one that is to be kept. */
+bool cairn_local_folder_make(struct local *local, struct cairn_sentence *why);
+/* Where weights may be read from: --import, else the working folder if a configuration can hold its name. */
+bool cairn_local_import_find(struct local *local, struct cairn_sentence *why);
+/* Removes what was made, unless it is to be kept. */
+void cairn_local_folder_remove(struct local *local);
+/* Writes FOLDER/NAME.conf; for a shard, the endpoint is known by now. */
+bool cairn_local_config_write(const struct local *local, const char *name,
+                              struct cairn_sentence *why);
+/* The whole file or nothing. */
+bool cairn_local_file_write(const char *path, const char *text, struct cairn_sentence *why);
+/* The first line of FOLDER/NAME.ready. False: it is not there yet. */
+bool cairn_local_ready_read(const struct local *local, const char *name, char *line_out,
+                            size_t line_bytes);
+
+/* ---- local.c: children ---- */
+/* Waits for a signal of local->signals; 0: none came. timeout_ms -1: for ever. *is_key_out: it came from
+ * the terminal, so the command has it, too. */
+int cairn_local_signal(const struct local *local, int timeout_ms, bool *is_key_out);
+/* False, and said: it cannot be started. */
+bool cairn_local_daemon_start(struct local *local, struct local_daemon *daemon, int program);
+/* Says of each daemon that ended how it did, with the end of its log. How many there were. */
+int cairn_local_daemons_reap(struct local *local);
+/* SIGTERM to all, SIGKILL to what is left 10 s or a signal later. */
+void cairn_local_daemons_stop(struct local *local);
+/* The exit status of a command run to its end, 128 + its signal; signals are passed on to it. */
+int cairn_local_command_run(struct local *local, char **argv);
+/* fork, for a body that has processes of its own: the child has the signals that this program was started
+ * with, and dies with it. -1: and said. */
+pid_t cairn_local_fork(struct local *local);
+
+#endif

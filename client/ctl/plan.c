@@ -1,0 +1,487 @@
+/* cairn job plan: what a job takes of its shards, by the functions by which they admit it. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "client/ctl/ctl.h"
+#include "proto/base/text.h"
+#include "proto/plan/plan.h"
+#include "proto/safetensors/safetensors.h"
+#include "proto/snapshot/manifest.h"
+#include "proto/spec/optimizer.h"
+#include "server/shard/need.h"
+
+#define WORKERS_MAX 64 /* round.workers_max, where no coordinator says it and no more are planned */
+
+struct plan {
+    struct cairn_job_spec_data spec; /* owned */
+    uint32_t shards, workers, workers_max;
+    bool has_device; /* its state lies on GPUs */
+    double heaviest_over_mean;
+    Cairn__MemoryTold *told;  /* owned: [shards] */
+    Cairn__MemoryTold **list; /* owned: [shards] */
+};
+
+/* A path that is there is a spec. */
+static bool is_file(const char *argument)
+{
+    struct stat s;
+    return stat(argument, &s) == 0;
+}
+
+/* Asks for the spec of a job that exists; CAIRN_OK, or the reason was said. */
+static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
+{
+    Cairn__JobSpecGet get = CAIRN__JOB_SPEC_GET__INIT;
+    ProtobufCMessage *reply;
+    struct cairn_sentence why;
+    struct cairn_paged pages = { 0 };
+    get.name = ctl->argv[0];
+    cairn_status status = cairn_ctl_call_paged(ctl, CAIRN_MSG_JOB_SPEC_GET, &get.base,
+                                               CAIRN_MSG_JOB_SPEC_TOLD, &reply, &pages);
+    if (status != CAIRN_OK) return status;
+    const Cairn__JobSpecTold *told = (const Cairn__JobSpecTold *)reply;
+    plan->workers_max = told->workers_max;
+    if (plan->shards == 0) plan->shards = told->shards;
+    cairn_message_free(reply);
+    status = cairn_spec_unpack(pages.bytes, pages.have_bytes, cairn_optimizer_names(), &plan->spec,
+                               &why);
+    cairn_paged_release(&pages);
+    if (status != CAIRN_OK) cairn_ctl_fail(status, "the spec of job %s: %s", get.name, why.text);
+    return status;
+}
+
+static cairn_status add_shard(struct plan *plan, const struct cairn_layout *layout, uint32_t shard,
+                              struct cairn_sentence *why)
+{
+    struct cairn_shard_map map;
+    struct cairn_need need;
+    Cairn__MemoryTold *told = plan->list[shard] = &plan->told[shard];
+    cairn_status status = cairn_shard_map_init(&map, layout, shard, plan->spec.chunk_leaves);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for a map of the job");
+    status = cairn_need_of(&plan->spec, &map, plan->workers_max, plan->has_device, NULL, &need,
+                           why);
+    cairn_shard_map_release(&map);
+    if (status != CAIRN_OK) return status;
+    cairn__memory_told__init(told);
+    told->shard_index = shard;
+    told->state = need.memory.state;
+    told->published = need.memory.published;
+    told->landing = plan->workers * need.landing_bytes;
+    told->staging = need.memory.staging + plan->workers * need.worker_staging_bytes;
+    told->tables = need.memory.tables;
+    told->device = need.memory.device;
+    return CAIRN_OK;
+}
+
+static cairn_status make(struct plan *plan, struct cairn_sentence *why)
+{
+    struct cairn_layout *layout = NULL;
+    struct cairn_plan_report report;
+    plan->shards = cairn_plan_job_shards(&plan->spec, plan->shards);
+    plan->told = calloc(plan->shards, sizeof *plan->told);
+    plan->list = calloc(plan->shards, sizeof *plan->list);
+    if (plan->told == NULL || plan->list == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    cairn_status status = cairn_plan_job(&plan->spec, plan->shards, &layout, &report);
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "planning: %s", cairn_status_text((int)status));
+    plan->heaviest_over_mean = report.heaviest_over_mean;
+    for (uint32_t s = 0; s < plan->shards && status == CAIRN_OK; s++)
+        status = add_shard(plan, layout, s, why);
+    cairn_layout_close(layout);
+    return status;
+}
+
+/* Takes what the line says instead of what the spec does. */
+static cairn_status change(const struct ctl *ctl, struct plan *plan, struct cairn_sentence *why)
+{
+    struct cairn_job_spec_data *spec = &plan->spec;
+    plan->has_device = ctl->bench.backend != NULL && strcmp(ctl->bench.backend, "cuda") == 0;
+    if (ctl->plan.has_offload && !plan->has_device)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "--offload means nothing where state lies in host memory: give --backend "
+                          "cuda, too");
+    if (ctl->plan.has_stage) spec->stage = ctl->plan.stage;
+    if (ctl->plan.has_offload) spec->offload_fraction = ctl->plan.offload;
+    for (size_t t = 0; ctl->bench.wire != NULL && t < spec->tensor_count; t++)
+        if (spec->tensors[t].kind != CAIRN_BLOB)
+            spec->tensors[t].wire = strcmp(ctl->bench.wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
+    return CAIRN_OK;
+}
+
+static const char *place_of(const struct plan *plan, char text[static 64])
+{
+    if (!plan->has_device) return "in host memory";
+    snprintf(text, 64, "on GPUs, and %g of it in host memory", plan->spec.offload_fraction);
+    return plan->spec.offload_fraction > 0 ? text : "on GPUs";
+}
+
+static void print(const struct ctl *ctl, const struct plan *plan)
+{
+    char place[64];
+    if (ctl->json) {
+        cairn_ctl_print_json(json_pack(
+            "{s:s, s:I, s:i, s:i, s:i, s:i, s:s, s:f, s:f, s:o}", "job", plan->spec.name, "tensors",
+            (json_int_t)plan->spec.tensor_count, "stage", (int)plan->spec.stage, "shards",
+            (int)plan->shards, "workers", (int)plan->workers, "workers_max", (int)plan->workers_max,
+            "backend", plan->has_device ? "cuda" : "host", "offload_fraction",
+            plan->spec.offload_fraction, "heaviest_over_mean", plan->heaviest_over_mean, "memory",
+            cairn_ctl_job_memory_json(plan->list, plan->shards)));
+        return;
+    }
+    cairn_ctl_line("job", "%s, %zu tensors", plan->spec.name, plan->spec.tensor_count);
+    cairn_ctl_line("shards", "%u, heaviest/mean %.3f", plan->shards, plan->heaviest_over_mean);
+    cairn_ctl_line("workers", "%u, at most %u", plan->workers, plan->workers_max);
+    cairn_ctl_line("state", "%s", place_of(plan, place));
+    printf("\n");
+    cairn_ctl_job_memory_print(ctl, plan->list, plan->shards);
+}
+
+int cairn_ctl_job_plan(struct ctl *ctl)
+{
+    struct plan plan = { .shards = ctl->shards, .workers_max = WORKERS_MAX };
+    struct cairn_sentence why;
+    cairn_spec_init(&plan.spec);
+    const bool from_file = is_file(ctl->argv[0]);
+    if (!from_file && strchr(ctl->argv[0], '/') != NULL) // no job has it in its name
+        return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND, "%s: there is no such file or folder",
+                              ctl->argv[0]);
+    cairn_status status = from_file ? cairn_ctl_plan_spec(ctl->argv[0], &plan.spec, &why)
+                                    : ask_spec(ctl, &plan);
+    bool is_said = !from_file; // what was asked for
+    if (status == CAIRN_OK) {
+        is_said = false;
+        status = change(ctl, &plan, &why);
+    }
+    if (status == CAIRN_OK) {
+        if (plan.shards == 0) plan.shards = 1;
+        plan.workers = ctl->bench.workers != 0 ? ctl->bench.workers : plan.spec.workers_min;
+        if (from_file && plan.workers > plan.workers_max) plan.workers_max = plan.workers;
+        status = plan.workers <= plan.workers_max
+                     ? make(&plan, &why)
+                     : cairn_fail(&why, CAIRN_ERR_INVALID,
+                                  "%u workers: round.workers_max is %u, so no more are taken",
+                                  plan.workers, plan.workers_max);
+    }
+    if (status == CAIRN_OK)
+        print(ctl, &plan);
+    else if (!is_said)
+        cairn_ctl_fail(status, "%s: %s", ctl->argv[0], why.text);
+    cairn_spec_release(&plan.spec);
+    free(plan.told);
+    free(plan.list);
+    return status == CAIRN_OK ? 0 : cairn_status_exit((int)status);
+}
+
+/* ==== plan spec ==== */
+
+/* The caller's. NULL: `why` says it. */
+static char *read_all(const char *path, size_t *bytes_out, struct cairn_sentence *why)
+{
+    struct stat s;
+    FILE *file = fopen(path, "re");
+    char *text = NULL;
+    if (file != NULL && fstat(fileno(file), &s) == 0 && s.st_size >= 0 &&
+        (uint64_t)s.st_size <= CAIRN_MANIFEST_BYTES_MAX)
+        text = malloc((size_t)s.st_size + 1);
+    const int error = errno;
+    *bytes_out = text != NULL ? fread(text, 1, (size_t)s.st_size, file) : 0;
+    if (file == NULL)
+        cairn_sentence_set(why, "cannot be read: %s", strerror(error));
+    else if (text == NULL)
+        cairn_sentence_set(why, "is no file of at most %zu bytes", CAIRN_MANIFEST_BYTES_MAX);
+    if (file != NULL) fclose(file);
+    return text;
+}
+
+static cairn_status of_manifest(const char *path, struct cairn_job_spec_data *out,
+                                struct cairn_sentence *why)
+{
+    struct cairn_manifest manifest;
+    size_t bytes;
+    char *text = read_all(path, &bytes, why);
+    if (text == NULL) return CAIRN_ERR_IO;
+    cairn_status status = cairn_manifest_decode(text, bytes, &manifest, why);
+    free(text);
+    if (status != CAIRN_OK) return status;
+    status = cairn_spec_copy(&manifest.spec, out);
+    if (status != CAIRN_OK) cairn_sentence_set(why, "out of memory");
+    cairn_manifest_release(&manifest);
+    return status;
+}
+
+static cairn_status of_json(const char *path, struct cairn_job_spec_data *out,
+                            struct cairn_sentence *why)
+{
+    size_t bytes;
+    char *text = read_all(path, &bytes, why);
+    if (text == NULL) return CAIRN_ERR_IO;
+    const cairn_status status = cairn_spec_of_json(text, bytes, out, why);
+    free(text);
+    return status;
+}
+
+/* Trained by AdamW, on the wire as it is stored, where that is possible. */
+static cairn_status add_weight(struct cairn_job_spec_data *spec, const struct cairn_weight *weight)
+{
+    char *name = (char *)(uintptr_t)weight->key, *group = (char *)(uintptr_t) "default";
+    const struct cairn_box *box = &weight->entry->box;
+    struct cairn_tensor_spec tensor = {
+        .name = name,
+        .group = group,
+        .kind = CAIRN_TRAINED,
+        .wire = weight->entry->dtype == CAIRN_BF16 ? CAIRN_BF16 : CAIRN_F32,
+        .reduce = CAIRN_F32,
+        .master = CAIRN_F32,
+        .shape = { .rank = box->rank },
+    };
+    for (uint32_t d = 0; d < box->rank; d++) tensor.shape.dim[d] = box->extent[d];
+    return cairn_spec_add_tensor(spec, &tensor);
+}
+
+/* All that a job could read. The rest, whole numbers, has no optimizer, and is said. */
+static cairn_status add_weights(struct cairn_job_spec_data *spec,
+                                const struct cairn_weights *weights)
+{
+    struct cairn_sentence rest = { "" };
+    size_t rest_count = 0;
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < weights->weight_count && status == CAIRN_OK; i++) {
+        const struct cairn_weight *weight = &weights->weights[i];
+        if (cairn_weight_readable(weight))
+            status = add_weight(spec, weight);
+        else if (rest_count++ < CAIRN_WEIGHTS_NAMES_MAX)
+            cairn_sentence_add(&rest, "%s%s (%s)", rest_count > 1 ? ", " : "", weight->key,
+                               weight->entry->dtype_name);
+    }
+    cairn_text_mend(rest.text, "");
+    if (rest_count > 0)
+        fprintf(stderr, "cairn: job plan: left out, since no job reads such numbers: %s%s\n",
+                rest.text, rest_count > CAIRN_WEIGHTS_NAMES_MAX ? ", and more" : "");
+    return status;
+}
+
+static cairn_status of_weights(const char *path, struct cairn_job_spec_data *out,
+                               struct cairn_sentence *why)
+{
+    char absolute[PATH_MAX];
+    struct cairn_weights weights;
+    struct cairn_job_spec_data spec;
+    struct cairn_group_spec group = cairn_group_default();
+    if (realpath(path, absolute) == NULL)
+        return cairn_fail(why, CAIRN_ERR_IO, "cannot be read: %s", strerror(errno));
+    cairn_status status = cairn_weights_open("/", absolute, &weights, why);
+    if (status != CAIRN_OK) return status;
+    group.name = (char *)(uintptr_t) "default";
+    group.optimizer = (char *)(uintptr_t) "adamw";
+    cairn_spec_init(&spec);
+    cairn_sentence_set(why, "more tensors than a job may have, or out of memory");
+    status = cairn_spec_set_name(&spec, "weights");
+    if (status == CAIRN_OK) status = cairn_spec_add_group(&spec, &group);
+    if (status == CAIRN_OK) status = add_weights(&spec, &weights);
+    cairn_weights_close(&weights);
+    cairn_spec_canonicalize(&spec);
+    if (status == CAIRN_OK) status = cairn_spec_check(&spec, cairn_optimizer_names(), why);
+    if (status == CAIRN_OK)
+        *out = spec;
+    else
+        cairn_spec_release(&spec);
+    return status;
+}
+
+cairn_status cairn_ctl_plan_spec(const char *path, struct cairn_job_spec_data *out,
+                                 struct cairn_sentence *why)
+{
+    static const char weights[] = ".safetensors";
+    char manifest[PATH_MAX];
+    struct stat s;
+    const size_t length = strlen(path);
+    const bool is_folder = stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+    snprintf(manifest, sizeof manifest, "%s/%s", path, CAIRN_MANIFEST_NAME);
+    if (is_folder && stat(manifest, &s) == 0) return of_manifest(manifest, out, why);
+    if (is_folder ||
+        (length >= sizeof weights && strcmp(path + length - (sizeof weights - 1), weights) == 0))
+        return of_weights(path, out, why);
+    return of_json(path, out, why);
+}
+
+/* ==== top ==== */
+
+/* cairn job top: where the last steps of a job went, and for whom the others wait. */
+
+enum { PHASES = 4 };
+static const char *const worker_phases[PHASES] = { "compute", "push", "wait", "fetch" };
+static const char *const shard_phases[PHASES] = { "collect", "fold", "update", "publish" };
+
+static double ms(uint32_t us)
+{
+    return us / 1e3;
+}
+
+static uint32_t phase_us(const Cairn__StepTimes *t, size_t phase)
+{
+    return phase < t->n_us ? t->us[phase] : 0;
+}
+
+/* The bytes that the shards counted for a worker; NULL: it is none of the first 64. */
+static const Cairn__BytesTold *bytes_of(const Cairn__JobStatus *job, uint32_t rank)
+{
+    for (size_t i = 0; i < job->n_bytes; i++)
+        if (job->bytes[i]->of_worker && job->bytes[i]->rank == rank) return job->bytes[i];
+    return NULL;
+}
+
+/* False: the worker or shard does not tell. */
+static bool memory_of(const Cairn__JobStatus *job, const Cairn__StepTimes *t, uint64_t *bytes_out)
+{
+    const Cairn__WorkerMemory *worker = t->memory;
+    if (!t->of_shard && worker != NULL)
+        *bytes_out = worker->shared + worker->sums + worker->units + worker->copies;
+    if (!t->of_shard) return worker != NULL;
+    for (size_t i = 0; i < job->n_memory; i++) {
+        const Cairn__MemoryTold *m = job->memory[i];
+        if (m->shard_index != t->number || m->untold) continue;
+        *bytes_out = cairn_ctl_job_memory_sum(m);
+        return true;
+    }
+    return false;
+}
+
+/* ---- JSON ---- */
+
+static json_t *entry_json(const Cairn__JobStatus *job, const Cairn__StepTimes *t)
+{
+    const char *const *names = t->of_shard ? shard_phases : worker_phases;
+    json_t *entry = json_pack("{s:s, s:I, s:i, s:b}", "name", t->name,
+                              t->of_shard ? "index" : "rank", (json_int_t)t->number, "steps",
+                              (int)t->steps, "slowest", (int)t->slowest);
+    for (size_t p = 0; p < PHASES; p++) {
+        char key[24];
+        snprintf(key, sizeof key, "%s_ms", names[p]);
+        json_object_set_new(entry, key, t->steps > 0 ? json_real(ms(phase_us(t, p))) : json_null());
+    }
+    json_object_set_new(entry, "step_ms", t->steps > 0 ? json_real(ms(t->step_us)) : json_null());
+    uint64_t memory = 0;
+    const bool is_known = memory_of(job, t, &memory);
+    json_object_set_new(entry, "memory_bytes", cairn_ctl_json_known(is_known, memory));
+    if (t->of_shard) return entry;
+    const Cairn__BytesTold *bytes = bytes_of(job, t->number);
+    json_object_set_new(entry, "pushed_per_step",
+                        bytes != NULL ? json_real(bytes->pushed_a_step) : json_null());
+    json_object_set_new(entry, "fetched_per_step",
+                        bytes != NULL ? json_real(bytes->fetched_a_step) : json_null());
+    return entry;
+}
+
+static void print_json(const Cairn__JobStatus *job)
+{
+    json_t *workers = json_array(), *shards = json_array();
+    for (size_t i = 0; i < job->n_times; i++)
+        json_array_append_new(job->times[i]->of_shard ? shards : workers,
+                              entry_json(job, job->times[i]));
+    json_t *object = json_pack("{s:s, s:s, s:s, s:o, s:o}", "job", job->name, "state", job->state,
+                               "awaited", job->awaited, "workers", workers, "shards", shards);
+    json_object_set_new(object, "step", cairn_ctl_json_known(!job->version_unknown, job->step));
+    cairn_ctl_print_json(object);
+}
+
+/* ---- tables ---- */
+
+static void add_times(struct ctl_table *table, const Cairn__StepTimes *t)
+{
+    for (size_t p = 0; p < PHASES; p++)
+        if (t->steps > 0)
+            cairn_ctl_table_cell(table, "%.1f", ms(phase_us(t, p)));
+        else
+            cairn_ctl_table_cell(table, "-");
+    if (t->steps > 0)
+        cairn_ctl_table_cell(table, "%.1f", ms(t->step_us));
+    else
+        cairn_ctl_table_cell(table, "-");
+    cairn_ctl_table_cell(table, "%u", t->steps);
+}
+
+static void add_memory(struct ctl_table *table, const Cairn__JobStatus *job,
+                       const Cairn__StepTimes *t)
+{
+    uint64_t bytes;
+    const bool is_known = memory_of(job, t, &bytes);
+    cairn_ctl_table_cell(table, "%s", is_known ? cairn_ctl_bytes(bytes) : "-");
+}
+
+static void print_workers(const struct ctl *ctl, const Cairn__JobStatus *job)
+{
+    static const char *const headers[] = { "RANK",    "COMPUTE", "PUSH",     "WAIT",
+                                           "FETCH",   "STEP MS", "OF STEPS", "PUSHED",
+                                           "FETCHED", "MEMORY",  "WORKER",   "" };
+    struct ctl_table *table = cairn_ctl_table_open(headers, 12);
+    for (size_t i = 0; i < job->n_times; i++) {
+        const Cairn__StepTimes *t = job->times[i];
+        if (t->of_shard) continue;
+        const Cairn__BytesTold *bytes = bytes_of(job, t->number);
+        cairn_ctl_table_cell(table, "%u", t->number);
+        add_times(table, t);
+        cairn_ctl_table_cell(table, "%s",
+                             bytes != NULL ? cairn_ctl_bytes((uint64_t)bytes->pushed_a_step) : "-");
+        cairn_ctl_table_cell(
+            table, "%s", bytes != NULL ? cairn_ctl_bytes((uint64_t)bytes->fetched_a_step) : "-");
+        add_memory(table, job, t);
+        cairn_ctl_table_cell(table, "%s", t->name);
+        cairn_ctl_table_cell(table, "%s", t->slowest ? "<- slowest" : "");
+    }
+    cairn_ctl_table_close(table, ctl);
+}
+
+static void print_shards(const struct ctl *ctl, const Cairn__JobStatus *job)
+{
+    static const char *const headers[] = { "SHARD",   "COLLECT",  "FOLD",   "UPDATE", "PUBLISH",
+                                           "STEP MS", "OF STEPS", "MEMORY", "" };
+    struct ctl_table *table = cairn_ctl_table_open(headers, 9);
+    for (size_t i = 0; i < job->n_times; i++) {
+        const Cairn__StepTimes *t = job->times[i];
+        if (!t->of_shard) continue;
+        cairn_ctl_table_cell(table, "%s", t->name);
+        add_times(table, t);
+        add_memory(table, job, t);
+        cairn_ctl_table_cell(table, "%s", t->slowest ? "<- slowest" : "");
+    }
+    cairn_ctl_table_close(table, ctl);
+}
+
+static void print_job(const struct ctl *ctl, const Cairn__JobStatus *job)
+{
+    printf("job %s: %s", job->name, job->state);
+    if (!job->version_unknown) printf(", step %llu", (unsigned long long)job->step);
+    if (job->awaited[0] != '\0') printf(", waits for %s", job->awaited);
+    printf("; medians of the last steps, in milliseconds\n\n");
+    print_workers(ctl, job);
+    printf("\n");
+    print_shards(ctl, job);
+}
+
+static int show(struct ctl *ctl)
+{
+    Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
+    ProtobufCMessage *reply;
+    message.name = ctl->argv[0];
+    message.times = true;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &message.base,
+                                               CAIRN_MSG_JOB_STATUS, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (ctl->json)
+        print_json((const Cairn__JobStatus *)reply);
+    else
+        print_job(ctl, (const Cairn__JobStatus *)reply);
+    cairn_message_free(reply);
+    return 0;
+}
+
+int cairn_ctl_job_top(struct ctl *ctl)
+{
+    if (ctl->json || ctl->once) return show(ctl);
+    if (ctl->every_s == 0) ctl->every_s = 1;
+    return cairn_ctl_watch(ctl, show);
+}

@@ -1,0 +1,468 @@
+/* cairn reshard plan | apply | status | cancel, cairn member drain */
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl/ctl.h"
+
+#define DRAIN_TIMEOUT_MS 600000
+
+/* The lists lie here, since a message only points at them. */
+struct question {
+    Cairn__ReshardAsk ask;
+    Cairn__ShardWeight weights[CTL_NAMES_MAX], *weight_list[CTL_NAMES_MAX];
+    char *add[CTL_NAMES_MAX], *drain[CTL_NAMES_MAX];
+};
+
+static void copy_names(const struct ctl_names *names, char **out)
+{
+    for (size_t i = 0; i < names->count; i++) out[i] = (char *)(uintptr_t)names->names[i];
+}
+
+/* -1: go on; else the exit status. */
+static int name_jobs(const struct ctl *ctl, Cairn__ReshardAsk *ask, bool optional)
+{
+    if (ctl->argc == 1 && ctl->reshard.all)
+        return cairn_ctl_usage_fail(ctl, "a job is named, and --all: give one of them");
+    if (ctl->argc == 0 && !ctl->reshard.all && !optional)
+        return cairn_ctl_usage_fail(ctl, "name a job, or give --all");
+    ask->all = ctl->argc == 0;
+    if (ctl->argc == 1) ask->job = ctl->argv[0];
+    return -1;
+}
+
+static int fill(const struct ctl *ctl, struct question *q, uint32_t op)
+{
+    const struct ctl_reshard *r = &ctl->reshard;
+    cairn__reshard_ask__init(&q->ask);
+    q->ask.op = op;
+    q->ask.shards = ctl->shards;
+    q->ask.pause = r->pause;
+    copy_names(&r->add, q->add);
+    copy_names(&r->drain, q->drain);
+    q->ask.add = q->add;
+    q->ask.n_add = r->add.count;
+    q->ask.drain = q->drain;
+    q->ask.n_drain = r->drain.count;
+    for (size_t i = 0; i < r->weight.count; i++) {
+        cairn__shard_weight__init(&q->weights[i]);
+        q->weights[i].name = (char *)(uintptr_t)r->weight.names[i];
+        q->weights[i].weight = r->weight.weights[i];
+        q->weight_list[i] = &q->weights[i];
+    }
+    q->ask.weights = q->weight_list;
+    q->ask.n_weights = r->weight.count;
+    return name_jobs(ctl, &q->ask, op == CAIRN_RESHARD_STATUS);
+}
+
+/* -1: go on. */
+static int ask(struct ctl *ctl, const Cairn__ReshardAsk *message, ProtobufCMessage **told_out)
+{
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &message->base,
+                                               CAIRN_MSG_RESHARD_TOLD, told_out);
+    return called == CAIRN_OK ? -1 : cairn_status_exit((int)called);
+}
+
+static bool is_refused(const Cairn__ReshardJob *job)
+{
+    return strcmp(job->state, "refused") == 0;
+}
+
+static void print_plans(const struct ctl *ctl, const Cairn__ReshardTold *told)
+{
+    size_t printed = 0;
+    for (size_t i = 0; i < told->n_jobs; i++) {
+        if (is_refused(told->jobs[i])) continue;
+        if (printed++ > 0) printf("\n");
+        cairn_ctl_reshard_print(ctl, told->jobs[i]);
+    }
+}
+
+/* The exit status, of the job that did worst: what failed is said by its text. */
+static int say_ends(const Cairn__ReshardTold *told)
+{
+    int worst = 0;
+    for (size_t i = 0; i < told->n_jobs; i++) {
+        const Cairn__ReshardJob *job = told->jobs[i];
+        if (strcmp(job->state, "canceled") == 0)
+            worst = cairn_ctl_fail(CAIRN_ERR_CANCELED, "job %s: %s", job->name, job->text);
+        else if (strcmp(job->state, "failed") == 0 || is_refused(job))
+            worst = cairn_ctl_fail(CAIRN_ERR_REFUSED, "job %s: %s", job->name, job->text);
+    }
+    return worst;
+}
+
+/* Asks, and shows the answer, as JSON or by `print`, and what is wrong with it, by `judge`. */
+static int tell(struct ctl *ctl, uint32_t op,
+                void (*print)(const struct ctl *ctl, const Cairn__ReshardTold *told),
+                int (*judge)(const Cairn__ReshardTold *told))
+{
+    struct question q;
+    ProtobufCMessage *reply;
+    int done = fill(ctl, &q, op);
+    if (done < 0) done = ask(ctl, &q.ask, &reply);
+    if (done >= 0) return done;
+    const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
+    if (ctl->json)
+        cairn_ctl_print_json(cairn_ctl_reshard_json(told));
+    else
+        print(ctl, told);
+    done = judge == NULL ? 0 : judge(told);
+    cairn_message_free(reply);
+    return done;
+}
+
+static void print_canceled(const struct ctl *ctl, const Cairn__ReshardTold *told)
+{
+    for (size_t i = 0; i < told->n_jobs && !ctl->quiet; i++) {
+        if (is_refused(told->jobs[i])) continue;
+        cairn_ctl_line("canceled", "job %s, which ends after slice %u of %u; %s have moved",
+                       told->jobs[i]->name, told->jobs[i]->slice, told->jobs[i]->slices,
+                       cairn_ctl_bytes(told->jobs[i]->moved_bytes));
+    }
+}
+
+/* Canceling for all jobs ends the re-shardings that are under way; it fails only if there is
+ * none. */
+static int judge_canceled(const Cairn__ReshardTold *told)
+{
+    size_t refused = 0;
+    while (refused < told->n_jobs && is_refused(told->jobs[refused])) refused++;
+    if (refused < told->n_jobs) return 0;
+    return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND,
+                          "no re-sharding is under way: there is nothing to cancel");
+}
+
+int cairn_ctl_reshard_plan(struct ctl *ctl)
+{
+    return tell(ctl, CAIRN_RESHARD_PLAN, print_plans, say_ends);
+}
+
+int cairn_ctl_reshard_status(struct ctl *ctl)
+{
+    return tell(ctl, CAIRN_RESHARD_STATUS, cairn_ctl_reshard_list, NULL);
+}
+
+int cairn_ctl_reshard_cancel(struct ctl *ctl)
+{
+    return tell(ctl, CAIRN_RESHARD_CANCEL, print_canceled, judge_canceled);
+}
+
+/* ---- apply ---- */
+
+/* A job for which it could not begin is shown as that, and not as what it was before. */
+static void keep_refused(Cairn__ReshardTold *begun, Cairn__ReshardTold *ended)
+{
+    for (size_t b = 0; b < begun->n_jobs; b++)
+        for (size_t e = 0; e < ended->n_jobs; e++) {
+            Cairn__ReshardJob *refused = begun->jobs[b];
+            if (!is_refused(refused) || strcmp(refused->name, ended->jobs[e]->name) != 0) continue;
+            begun->jobs[b] = ended->jobs[e];
+            ended->jobs[e] = refused;
+            break;
+        }
+}
+
+/* For a single job the plan is shown first; its hash then makes sure that this plan is applied, or
+ * none. -1: go on. */
+static int show_plan(struct ctl *ctl, struct question *q)
+{
+    ProtobufCMessage *reply;
+    if (q->ask.all) return -1;
+    q->ask.op = CAIRN_RESHARD_PLAN;
+    const int done = ask(ctl, &q->ask, &reply);
+    if (done >= 0) return done;
+    const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
+    if (told->n_jobs == 1) q->ask.layout_hash = told->jobs[0]->layout_hash;
+    if (!ctl->json && !ctl->quiet) {
+        print_plans(ctl, told);
+        printf("\n");
+        fflush(stdout);
+    }
+    cairn_message_free(reply);
+    q->ask.op = CAIRN_RESHARD_APPLY;
+    return -1;
+}
+
+int cairn_ctl_reshard_apply(struct ctl *ctl)
+{
+    struct question q;
+    ProtobufCMessage *begun, *ended;
+    int done = fill(ctl, &q, CAIRN_RESHARD_APPLY);
+    if (done < 0) done = show_plan(ctl, &q);
+    if (done < 0) done = ask(ctl, &q.ask, &begun);
+    if (done >= 0) return done;
+    const char *which = q.ask.all ? "--all" : q.ask.job;
+    cairn_ctl_on_interrupt(
+        "\ncairn: it goes on: `cairn reshard status%s%s` says how far it is, `cairn reshard "
+        "cancel %s` ends it after the slice that moves\n",
+        q.ask.all ? "" : " ", q.ask.all ? "" : which, which);
+    q.ask.op = CAIRN_RESHARD_STATUS;
+    done = cairn_ctl_reshard_wait(ctl, &q.ask, &ended);
+    if (done < 0) {
+        Cairn__ReshardTold *told = (Cairn__ReshardTold *)ended;
+        keep_refused((Cairn__ReshardTold *)begun, told);
+        if (ctl->json)
+            cairn_ctl_print_json(cairn_ctl_reshard_json(told));
+        else if (!ctl->quiet)
+            cairn_ctl_reshard_list(ctl, told);
+        done = say_ends(told);
+        cairn_message_free(ended);
+    }
+    cairn_message_free(begun);
+    return done;
+}
+
+/* ---- a whole shard ---- */
+
+int cairn_ctl_member_drain(struct ctl *ctl)
+{
+    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
+    ProtobufCMessage *reply;
+    drain.name = ctl->argv[0];
+    drain.wait = true;
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = DRAIN_TIMEOUT_MS;
+    cairn_ctl_on_interrupt(
+        "\ncairn: it goes on: `cairn reshard status` says how far it is, `cairn reshard "
+        "cancel --all` ends it\n");
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_MEMBER_DRAIN, &drain.base,
+                                               CAIRN_MSG_DONE, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (ctl->json)
+        cairn_ctl_print_json(json_pack("{s:s}", "drained", drain.name));
+    else if (!ctl->quiet)
+        cairn_ctl_line("drained", "%s, which ends, and is known no more", drain.name);
+    cairn_message_free(reply);
+    return 0;
+}
+
+/* ==== reshard print ==== */
+
+/* Prints a re-sharding: before it, while it goes on, and after it. */
+
+static double seconds(uint64_t ms)
+{
+    return (double)ms / 1e3;
+}
+
+static double percent_longer(double ratio)
+{
+    return (ratio - 1) * 100;
+}
+
+/* ---- JSON ---- */
+
+static json_t *pairs_json(const Cairn__ReshardJob *job)
+{
+    json_t *pairs = json_array();
+    for (size_t i = 0; i < job->n_pairs; i++)
+        json_array_append_new(pairs, json_pack("{s:s, s:s, s:I}", "from", job->pairs[i]->from, "to",
+                                               job->pairs[i]->to, "bytes",
+                                               (json_int_t)job->pairs[i]->bytes));
+    return pairs;
+}
+
+/* 0: not known. */
+static json_t *known_real(double number)
+{
+    return number > 0 ? json_real(number) : json_null();
+}
+
+static json_t *job_json(const Cairn__ReshardJob *job)
+{
+    char hash[20];
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)job->layout_hash);
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:i, s:i, s:f, "
+        "s:o, s:I, s:I, s:I, s:i}",
+        "job", job->name, "state", job->state, "text", job->text, "layout", hash, "shards_before",
+        (int)job->shards_before, "shards_after", (int)job->shards_after, "moves", pairs_json(job),
+        "bytes", (json_int_t)job->all_bytes, "least_bytes", (json_int_t)job->least_bytes,
+        "moved_bytes", (json_int_t)job->moved_bytes, "heaviest_before", job->heaviest_before,
+        "heaviest_after", job->heaviest_after, "expected_s", known_real(job->expected_s),
+        "expected_pause_s", known_real(job->expected_pause_s), "slices", (int)job->slices, "slice",
+        (int)job->slice, "elapsed_s", seconds(job->elapsed_ms), "longest_step",
+        known_real(job->worst_step), "pieces_before", (json_int_t)job->pieces_before,
+        "pieces_after", (json_int_t)job->pieces_after, "pieces_fresh",
+        (json_int_t)job->pieces_fresh, "afresh", (int)job->afresh);
+}
+
+json_t *cairn_ctl_reshard_json(const Cairn__ReshardTold *told)
+{
+    json_t *jobs = json_array();
+    for (size_t i = 0; i < told->n_jobs; i++) json_array_append_new(jobs, job_json(told->jobs[i]));
+    return json_pack("{s:o}", "jobs", jobs);
+}
+
+/* ---- for people ---- */
+
+/* The number of pieces in a fresh layout is known only where the plan was compared with one, which
+ * is not done when only the least had to move. */
+static void print_pieces(const Cairn__ReshardJob *job)
+{
+    char fresh[64] = "";
+    if (job->pieces_fresh > 0)
+        snprintf(fresh, sizeof fresh, "; a fresh layout has %" PRIu64, job->pieces_fresh);
+    cairn_ctl_line("pieces", "%" PRIu64 " of its tensors on shards, then %" PRIu64 "%s",
+                   job->pieces_before, job->pieces_after, fresh);
+}
+
+static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
+{
+    static const char *const headers[] = { "FROM", "TO", "BYTES" };
+    if (job->n_pairs == 0) return;
+    printf("\n");
+    struct ctl_table *table = cairn_ctl_table_open(headers, 3);
+    for (size_t i = 0; i < job->n_pairs; i++) {
+        cairn_ctl_table_cell(table, "%s", job->pairs[i]->from);
+        cairn_ctl_table_cell(table, "%s", job->pairs[i]->to);
+        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(job->pairs[i]->bytes));
+    }
+    cairn_ctl_table_close(table, ctl);
+}
+
+void cairn_ctl_reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
+{
+    cairn_ctl_line("job", "%s", job->name);
+    cairn_ctl_line("state", "%s%s%s", job->state, job->text[0] != '\0' ? ": " : "", job->text);
+    cairn_ctl_line("shards", "%u, then %u", job->shards_before, job->shards_after);
+    cairn_ctl_line("moves", "%s in %u slice%s; the least that levels the shards is %s",
+                   cairn_ctl_bytes(job->all_bytes), job->slices, job->slices == 1 ? "" : "s",
+                   cairn_ctl_bytes(job->least_bytes));
+    if (job->afresh > 0 && job->all_bytes > job->least_bytes)
+        cairn_ctl_line("", "%s more than the least, since %u tensor%s would lie in too many pieces",
+                       cairn_ctl_bytes(job->all_bytes - job->least_bytes), job->afresh,
+                       job->afresh == 1 ? "" : "s");
+    if (job->moved_bytes > 0) cairn_ctl_line("moved", "%s", cairn_ctl_bytes(job->moved_bytes));
+    cairn_ctl_line("heaviest shard", "%.2f of the mean, then %.2f", job->heaviest_before,
+                   job->heaviest_after);
+    if (job->pieces_after > 0) print_pieces(job);
+    if (job->expected_s > 0) cairn_ctl_line("expected", "%.1f s", job->expected_s);
+    if (job->expected_pause_s > 0)
+        cairn_ctl_line("longest step", "%.3f s longer, as expected", job->expected_pause_s);
+    if (job->elapsed_ms > 0) cairn_ctl_line("took", "%.1f s", seconds(job->elapsed_ms));
+    if (job->worst_step > 0)
+        cairn_ctl_line("longest step", "%.1f %% longer than the median before",
+                       percent_longer(job->worst_step));
+    print_pairs(ctl, job);
+}
+
+void cairn_ctl_reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
+{
+    static const char *const headers[] = { "JOB", "STATE", "SLICE",        "MOVED",
+                                           "OF",  "FOR",   "LONGEST STEP", "" };
+    struct ctl_table *table = cairn_ctl_table_open(headers, 8);
+    for (size_t i = 0; i < told->n_jobs; i++) {
+        const Cairn__ReshardJob *job = told->jobs[i];
+        cairn_ctl_table_cell(table, "%s", job->name);
+        cairn_ctl_table_cell(table, "%s", job->state);
+        cairn_ctl_table_cell(table, "%u of %u", job->slice, job->slices);
+        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(job->moved_bytes));
+        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(job->all_bytes));
+        cairn_ctl_table_cell(table, "%.1f s", seconds(job->elapsed_ms));
+        if (job->worst_step > 0)
+            cairn_ctl_table_cell(table, "%+.1f %%", percent_longer(job->worst_step));
+        else
+            cairn_ctl_table_cell(table, "-");
+        cairn_ctl_table_cell(table, "%s", job->text);
+    }
+    cairn_ctl_table_close(table, ctl);
+}
+
+/* ==== reshard wait ==== */
+
+/* Waiting for a re-sharding: a bar on a terminal, elsewhere a line for each tenth of the way. */
+
+enum { ASK_EVERY_MS = 200, BAR = 30, AWAY_MAX = 300 /* tries: a minute */ };
+
+struct progress {
+    bool is_terminal, is_drawn;
+    unsigned tenths; /* that were told */
+};
+
+/* All jobs together. */
+struct sum {
+    uint64_t moved, all, elapsed_ms;
+    uint32_t moving;
+    const Cairn__ReshardJob *one; /* of those that move */
+};
+
+static struct sum sum_of(const Cairn__ReshardTold *told)
+{
+    struct sum sum = { 0 };
+    for (size_t i = 0; i < told->n_jobs; i++) {
+        const Cairn__ReshardJob *job = told->jobs[i];
+        sum.moved += job->moved_bytes;
+        sum.all += job->all_bytes;
+        if (job->elapsed_ms > sum.elapsed_ms) sum.elapsed_ms = job->elapsed_ms;
+        if (strcmp(job->state, "moving") != 0) continue;
+        sum.moving++;
+        sum.one = job;
+    }
+    return sum;
+}
+
+static void draw_bar(struct progress *p, const struct sum *sum, double part)
+{
+    char bar[BAR + 1];
+    const int full = (int)(part * BAR);
+    for (int i = 0; i < BAR; i++) bar[i] = i < full ? '#' : '.';
+    bar[BAR] = '\0';
+    fprintf(stderr, "\r\033[K[%s] %3.0f %%  %s of %s, slice %u of %u, %.0f s", bar, part * 100,
+            cairn_ctl_bytes(sum->moved), cairn_ctl_bytes(sum->all), sum->one->slice,
+            sum->one->slices, (double)sum->elapsed_ms / 1e3);
+    fflush(stderr);
+    p->is_drawn = true;
+}
+
+static void show(struct progress *p, const struct sum *sum)
+{
+    const double part = sum->all > 0 && sum->moved < sum->all
+                            ? (double)sum->moved / (double)sum->all
+                            : 1;
+    if (sum->one == NULL) return;
+    if (p->is_terminal) {
+        draw_bar(p, sum, part);
+        return;
+    }
+    const unsigned tenths = (unsigned)(part * 10);
+    if (tenths <= p->tenths) return;
+    p->tenths = tenths;
+    fprintf(stderr, "cairn: %.0f %%: %s of %s, slice %u of %u\n", part * 100,
+            cairn_ctl_bytes(sum->moved), cairn_ctl_bytes(sum->all), sum->one->slice,
+            sum->one->slices);
+}
+
+/* A coordinator that was there may come back, as after a restart. -1: go on. */
+static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
+{
+    for (int tries = 0;; tries++) {
+        ctl->tries_again = tries < AWAY_MAX;
+        const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &ask->base,
+                                                   CAIRN_MSG_RESHARD_TOLD, told_out);
+        if (called == CAIRN_OK) return -1;
+        if (called != CAIRN_ERR_UNREACHABLE || !ctl->tries_again)
+            return cairn_status_exit((int)called);
+        poll(NULL, 0, ASK_EVERY_MS);
+    }
+}
+
+int cairn_ctl_reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask,
+                           ProtobufCMessage **told_out)
+{
+    struct progress progress = { .is_terminal = isatty(STDERR_FILENO) == 1 };
+    for (;;) {
+        const int done = ask_again(ctl, ask, told_out);
+        if (done >= 0) return done;
+        const struct sum sum = sum_of((const Cairn__ReshardTold *)*told_out);
+        if (!ctl->quiet) show(&progress, &sum);
+        if (sum.moving == 0) break;
+        cairn_message_free(*told_out);
+        poll(NULL, 0, ASK_EVERY_MS);
+    }
+    if (progress.is_drawn) fprintf(stderr, "\r\033[K");
+    return -1;
+}

@@ -1,0 +1,523 @@
+/* cairn snapshot restore, and cairn job create, which is the same with a name of its own: ask before they
+ * replace a job that is not lost. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/admin.h"
+#include "client/ctl/ctl.h"
+#include "client/ctl/snapshot.h"
+#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot_io/snapshot_io.h"
+
+static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
+                         Cairn__SnapshotStatus **reply_out)
+{
+    ProtobufCMessage *reply = NULL;
+    const cairn_status status = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore->base,
+                                               CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    *reply_out = (Cairn__SnapshotStatus *)reply;
+    return status;
+}
+
+/* Asks before a restore that loses steps. -1: go on; else the exit status. A lost job has nothing
+ * more to lose, unless its parts return. */
+static int confirm(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
+{
+    Cairn__SnapshotRestore question = *restore;
+    Cairn__SnapshotStatus *plan;
+    struct cairn_sentence what;
+    if (ctl->yes) return -1;
+    question.plan = true;
+    const cairn_status called = call(ctl, &question, &plan);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    int refused = -1;
+    if (cairn_admin_replaces(plan, &what)) refused = cairn_ctl_confirm(ctl, what.text, plan->job);
+    cairn_message_free(&plan->base);
+    return refused;
+}
+
+static json_t *replaced_json(const Cairn__ReplacedJob *r)
+{
+    const bool known = !r->version_unknown;
+    return json_pack("{s:s, s:o, s:o, s:i, s:i}", "state", r->state, "generation",
+                     cairn_ctl_json_known(known, r->generation), "step",
+                     cairn_ctl_json_known(known, r->step), "workers", (int)r->workers, "readers",
+                     (int)r->readers);
+}
+
+static int print_json(const Cairn__SnapshotStatus *s)
+{
+    json_t *object = cairn_ctl_snapshot_json(s);
+    json_object_set_new(object, "restored_generation",
+                        json_integer((json_int_t)s->restored_generation));
+    json_object_set_new(object, "replaced",
+                        s->replaced == NULL ? json_null() : replaced_json(s->replaced));
+    json_object_set_new(object, "passed_over", json_string(s->passed_over));
+    return cairn_ctl_print_json(object);
+}
+
+static void print_restore(const Cairn__SnapshotStatus *s)
+{
+    struct cairn_sentence members;
+    cairn_ctl_snapshot_print(s);
+    cairn_ctl_line("restored", "job %s, generation %llu", s->job,
+                   (unsigned long long)s->restored_generation);
+    if (s->replaced == NULL) return;
+    cairn_admin_members(s->replaced, &members);
+    cairn_ctl_version_line("replaced", s->replaced->generation, s->replaced->step,
+                           s->replaced->version_unknown);
+    cairn_ctl_line("must open again", "%s", members.text);
+}
+
+int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
+                              char id_out[CAIRN_SNAPSHOT_ID_BYTES])
+{
+    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
+    get.job = (char *)(uintptr_t)job;
+    ProtobufCMessage *reply;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
+                                               CAIRN_MSG_SNAPSHOT_LIST, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
+    const bool is_any = list->n_snapshots > 0;
+    const Cairn__SnapshotStatus *latest = cairn_admin_latest(list, cairn_ctl_warn_damaged);
+    const bool found = latest != NULL;
+    if (found) snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "%s", latest->id);
+    cairn_message_free(reply);
+    if (found) return -1;
+    return cairn_ctl_fail(
+        CAIRN_ERR_NOT_FOUND,
+        !is_any ? "job %s has no committed snapshot; see cairn snapshot list"
+                : "job %s has only damaged snapshots; name one by its id, or make the job anew",
+        job);
+}
+
+/* Restores it, or says what that would be. */
+static int restore_it(struct ctl *ctl, Cairn__SnapshotRestore *restore)
+{
+    Cairn__SnapshotStatus *reply;
+    restore->allow_unsigned = ctl->allow_unsigned;
+    restore->allow_untrusted = ctl->allow_untrusted;
+    restore->fallback = ctl->fallback;
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    const int refused = confirm(ctl, restore);
+    if (refused >= 0) return refused;
+    const cairn_status called = call(ctl, restore, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (reply->passed_over[0] != '\0')
+        fprintf(stderr, "cairn: passed over: %s; %s, of step %llu, was restored in its place\n",
+                reply->passed_over, reply->id, (unsigned long long)reply->step);
+    if (ctl->json)
+        print_json(reply);
+    else if (ctl->quiet)
+        printf("%s\n", reply->id);
+    else
+        print_restore(reply);
+    cairn_message_free(&reply->base);
+    return 0;
+}
+
+int cairn_ctl_snapshot_restore(struct ctl *ctl)
+{
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    char path[PATH_MAX], latest[CAIRN_SNAPSHOT_ID_BYTES];
+    const bool by_id = ctl->argc == 2 && ctl->path == NULL && ctl->job == NULL;
+    const bool by_path = ctl->argc == 0 && ctl->path != NULL;
+    if (!by_id && !by_path)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                              "usage: cairn snapshot restore JOB ID|latest, or cairn snapshot "
+                              "restore --path FOLDER [--job NAME]");
+    int refused = by_path ? cairn_ctl_absolute("--path", ctl->path, path) : -1;
+    if (refused >= 0) return refused;
+    if (by_id) {
+        restore.job = ctl->argv[0];
+        restore.id = ctl->argv[1];
+    } else {
+        restore.path = path;
+        if (ctl->job != NULL) restore.job = (char *)(uintptr_t)ctl->job;
+    }
+    if (by_id && strcmp(restore.id, "latest") == 0) {
+        restore.id = latest;
+        refused = cairn_ctl_snapshot_latest(ctl, restore.job, latest);
+        if (refused >= 0) return refused;
+    }
+    return restore_it(ctl, &restore);
+}
+
+/* "JOB/ID" is one of the coordinator's; anything else a folder. -1: go on; else the exit status. */
+static int find_from(struct ctl *ctl, char folder_out[static PATH_MAX])
+{
+    char job[CAIRN_NAME_MAX + 1];
+    const char *slash = strchr(ctl->from, '/');
+    const size_t length = slash != NULL ? (size_t)(slash - ctl->from) : 0;
+    if (length == 0 || length >= sizeof job || strchr(slash + 1, '/') != NULL ||
+        ctl->from[0] == '.')
+        return cairn_ctl_absolute("--from", ctl->from, folder_out);
+    snprintf(job, sizeof job, "%.*s", (int)length, ctl->from);
+    return cairn_ctl_place_ask(ctl, job, slash + 1, folder_out);
+}
+
+int cairn_ctl_job_create(struct ctl *ctl)
+{
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    Cairn__SnapshotStatus *plan;
+    char folder[PATH_MAX], *const argument[] = { folder, NULL };
+    if (ctl->from == NULL)
+        return cairn_ctl_usage_fail(ctl,
+                                    "job create needs --from: a snapshot, as JOB/ID or a folder; a "
+                                    "job without one is made by the first worker that opens it");
+    if (ctl->as != NULL && ctl->argc > 0)
+        return cairn_ctl_usage_fail(ctl, "the job's name is given twice: %s, and --as %s",
+                                    ctl->argv[0], ctl->as);
+    const char *name = ctl->argc > 0 ? ctl->argv[0] : ctl->as;
+    const int found = find_from(ctl, folder);
+    if (found >= 0) return found;
+    restore.path = folder;
+    if (name != NULL) restore.job = (char *)(uintptr_t)name;
+    restore.settings = ctl->set.list;
+    restore.n_settings = ctl->set.count;
+    if (!ctl->rules.dry_run) return restore_it(ctl, &restore);
+    restore.plan = true;
+    restore.allow_unsigned = ctl->allow_unsigned;
+    restore.allow_untrusted = ctl->allow_untrusted;
+    const cairn_status called = call(ctl, &restore, &plan);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (!ctl->json && !ctl->quiet) {
+        cairn_ctl_snapshot_print(plan);
+        if (plan->replaced != NULL)
+            cairn_ctl_version_line("replaces", plan->replaced->generation, plan->replaced->step,
+                                   plan->replaced->version_unknown);
+    }
+    cairn_message_free(&plan->base);
+    ctl->argv = (char **)(uintptr_t)argument;
+    ctl->argc = 1;
+    return cairn_ctl_job_plan(ctl); // what it takes of the shards' memory
+}
+
+/* ==== verify ==== */
+
+/* cairn snapshot verify: every block of a snapshot against its checksum, and its signature. */
+
+struct verification {
+    const struct ctl *ctl;
+    struct ctl_progress progress;
+    json_t *damages;
+    size_t damage_count;
+    struct cairn_sentence signature;
+    bool is_signature_bad;
+};
+
+static bool on_progress(void *context, uint64_t done, uint64_t total, const char *file)
+{
+    struct verification *v = context;
+    (void)total;
+    (void)file;
+    cairn_ctl_progress_at(&v->progress, done);
+    return true;
+}
+
+static void on_damage(void *context, const char *what)
+{
+    struct verification *v = context;
+    v->damage_count++;
+    cairn_ctl_progress_end(&v->progress);
+    json_array_append_new(v->damages, json_string(what));
+    fprintf(stderr, "cairn: %s\n", what);
+}
+
+/* The keys to judge by: the one that is given, else those that the coordinator trusts, if it was asked.
+ * -1: go on; else the exit status. */
+static int find_ring(struct ctl *ctl, bool *found_out, struct cairn_key_ring *ring)
+{
+    *found_out = ctl->key != NULL || ctl->path == NULL;
+    if (ctl->key != NULL) {
+        ring->count = 1;
+        return cairn_ctl_key_read(ctl->key, &ring->keys[0]);
+    }
+    return *found_out ? cairn_ctl_key_ring(ctl, ring) : -1;
+}
+
+static void judge_signature(struct verification *v, const struct cairn_manifest *manifest,
+                            const struct cairn_key_ring *ring)
+{
+    const enum cairn_trust trust = cairn_manifest_trust(manifest, ring, &v->signature);
+    v->is_signature_bad = trust == CAIRN_TRUST_BROKEN;
+    if (trust == CAIRN_TRUST_UNSIGNED || trust == CAIRN_TRUST_STRANGE)
+        fprintf(stderr, "cairn: the snapshot is %s\n", v->signature.text);
+    if (v->is_signature_bad) on_damage(v, v->signature.text);
+}
+
+static int print_verify(const struct verification *v, const char *folder, uint64_t bytes,
+                        bool is_good)
+{
+    const struct ctl *ctl = v->ctl;
+    const char *state = is_good ? "good" : "damaged";
+    const double read = ctl->quick ? 0.0 : ctl->subset > 0 ? ctl->subset : 1.0;
+    if (ctl->json)
+        return cairn_ctl_print_json(json_pack("{s:s, s:s, s:I, s:f, s:s, s:O}", "path", folder,
+                                              "state", state, "bytes", (json_int_t)bytes, "read",
+                                              read, "signature", v->signature.text, "damages",
+                                              v->damages));
+    if (ctl->quiet) return 0;
+    cairn_ctl_line("snapshot", "%s", folder);
+    cairn_ctl_line("state", "%s", state);
+    cairn_ctl_line("size", "%s", cairn_ctl_bytes(bytes));
+    if (ctl->quick)
+        cairn_ctl_line("read", "manifest, sizes and headers");
+    else
+        cairn_ctl_line("read", "%g%% of the blocks", 100 * read);
+    cairn_ctl_line("signature", "%s", v->signature.text);
+    if (v->damage_count > 0) cairn_ctl_line("damaged", "in %zu places", v->damage_count);
+    return 0;
+}
+
+/* The folder of its job, and the snapshots' root above it. False: it lies elsewhere than snapshots do, and
+ * nobody looks for a word of it there. */
+static bool split_place(const char *folder, const struct cairn_manifest *m, char root[PATH_MAX],
+                        char id[CAIRN_SNAPSHOT_ID_BYTES])
+{
+    uint64_t generation, step;
+    snprintf(root, PATH_MAX, "%s", folder);
+    char *slash = strrchr(root, '/');
+    if (slash == NULL || strlen(slash + 1) >= CAIRN_SNAPSHOT_ID_BYTES ||
+        !cairn_snapshot_id_parse(slash + 1, &generation, &step))
+        return false;
+    snprintf(id, CAIRN_SNAPSHOT_ID_BYTES, "%s", slash + 1);
+    *slash = '\0';
+    slash = strrchr(root, '/');
+    if (slash == NULL || strcmp(slash + 1, m->spec.name) != 0) return false;
+    *slash = '\0';
+    return true;
+}
+
+/* By root: the word stays the coordinator's, who replaces and removes it. */
+static void give_to_owner(const char *root, const char *job, const char *id)
+{
+    char path[PATH_MAX + CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 16];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/%s", root, job);
+    if (geteuid() != 0 || stat(path, &info) != 0) return;
+    snprintf(path, sizeof path, "%s/%s/checks", root, job);
+    int done = lchown(path, info.st_uid, info.st_gid);
+    snprintf(path, sizeof path, "%s/%s/checks/%s", root, job, id);
+    if (done == 0) done = lchown(path, info.st_uid, info.st_gid);
+    if (done != 0) fprintf(stderr, "cairn: %s stays root's: %s\n", path, strerror(errno));
+}
+
+/* Beside the snapshot, where the coordinator's own reading leaves its word: list and restore go by it. */
+static void note_damage(const char *folder, const struct cairn_manifest *m)
+{
+    struct cairn_snapshot_check check = { .is_good = false, .unix_s = (uint64_t)time(NULL) };
+    struct cairn_sentence why = { "" };
+    char root[PATH_MAX];
+    if (!split_place(folder, m, root, check.id)) return;
+    if (cairn_snapshot_check_set(root, m->spec.name, &check, &why) == CAIRN_OK)
+        give_to_owner(root, m->spec.name, check.id);
+    else
+        fprintf(stderr,
+                "cairn: that it is damaged is not noted beside it, so that `cairn snapshot list` "
+                "does not say it: %s; verify it as the user that the snapshots are of\n",
+                why.text);
+}
+
+static int verify(struct verification *v, const char *folder, struct cairn_snapshot *snapshot)
+{
+    struct cairn_sentence why = { "" };
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < snapshot->manifest.file_count; i++)
+        bytes += snapshot->manifest.files[i].bytes;
+    const struct cairn_verify asked = { .quick = v->ctl->quick,
+                                        .fraction = v->ctl->subset,
+                                        .progress = on_progress,
+                                        .damage = on_damage,
+                                        .context = v };
+    cairn_ctl_progress_begin(&v->progress, v->ctl, "verified", bytes);
+    const cairn_status status = cairn_snapshot_verify(snapshot, &asked, &why);
+    cairn_ctl_progress_end(&v->progress);
+    const bool is_damage = status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT;
+    if (status != CAIRN_OK && !is_damage) return cairn_ctl_fail(status, "%s", why.text);
+    if (v->damage_count > 0) note_damage(folder, &snapshot->manifest);
+    print_verify(v, folder, bytes, v->damage_count == 0);
+    return v->damage_count == 0 ? 0 : cairn_status_exit((int)CAIRN_ERR_CHECKSUM);
+}
+
+int cairn_ctl_snapshot_verify(struct ctl *ctl)
+{
+    struct verification v = { .ctl = ctl };
+    struct cairn_snapshot snapshot;
+    struct cairn_key_ring ring = { .count = 0 };
+    char folder[PATH_MAX];
+    bool has_ring = false;
+    if (ctl->quick && ctl->subset > 0)
+        return cairn_ctl_usage_fail(ctl, "--quick reads no block: give it, or --read-data-subset");
+    int done = cairn_ctl_place_find(ctl, folder);
+    if (done < 0) done = find_ring(ctl, &has_ring, &ring);
+    if (done < 0) done = cairn_ctl_place_open(folder, &snapshot);
+    if (done >= 0) return done;
+    v.damages = json_array();
+    cairn_sentence_set(&v.signature, "not checked (--key FILE does)");
+    if (has_ring) judge_signature(&v, &snapshot.manifest, &ring);
+    done = verify(&v, folder, &snapshot);
+    json_decref(v.damages);
+    cairn_snapshot_close(&snapshot);
+    return done;
+}
+
+/* ==== key ==== */
+
+/* cairn key show | list | trust | untrust: whose signatures of snapshots are trusted. */
+
+/* JSON and one key as minisign prints it. */
+static json_t *key_json(const Cairn__Key *key)
+{
+    return json_pack("{s:s, s:s, s:b, s:b, s:I}", "id", key->id, "key", key->line, "own",
+                     (int)key->own, "signs", (int)key->signs, "since_ms",
+                     (json_int_t)key->since_unix_ms);
+}
+
+static int print_list(const struct ctl *ctl, const Cairn__Keys *keys)
+{
+    static const char *const headers[] = { "ID", "WHOSE", "SINCE", "KEY" };
+    if (ctl->json) {
+        json_t *list = json_array();
+        for (size_t i = 0; i < keys->n_keys; i++)
+            json_array_append_new(list, key_json(keys->keys[i]));
+        return cairn_ctl_print_json(json_pack("{s:o}", "keys", list));
+    }
+    struct ctl_table *table = cairn_ctl_table_open(headers, 4);
+    for (size_t i = 0; i < keys->n_keys; i++) {
+        const Cairn__Key *key = keys->keys[i];
+        const time_t seconds = (time_t)(key->since_unix_ms / 1000);
+        char since[32] = "";
+        struct tm utc;
+        if (gmtime_r(&seconds, &utc) != NULL)
+            strftime(since, sizeof since, "%Y-%m-%dT%H:%M:%SZ", &utc);
+        cairn_ctl_table_cell(table, "%s", key->id);
+        cairn_ctl_table_cell(table, "%s",
+                             key->signs ? "this cluster's"
+                             : key->own ? "this cluster's, before"
+                                        : "another's");
+        cairn_ctl_table_cell(table, "%s", since);
+        cairn_ctl_table_cell(table, "%s", key->line);
+    }
+    cairn_ctl_table_close(table, ctl);
+    return 0;
+}
+
+static cairn_status ask(struct ctl *ctl, ProtobufCMessage **reply_out)
+{
+    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
+    return cairn_ctl_call(ctl, CAIRN_MSG_KEYS_GET, &get.base, CAIRN_MSG_KEYS, reply_out);
+}
+
+int cairn_ctl_key_list(struct ctl *ctl)
+{
+    ProtobufCMessage *reply;
+    const cairn_status called = ask(ctl, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const int done = print_list(ctl, (const Cairn__Keys *)reply);
+    cairn_message_free(reply);
+    return done;
+}
+
+static int print_own(const struct ctl *ctl, const Cairn__Key *key)
+{
+    struct cairn_public_key public_key;
+    struct cairn_sentence why;
+    char text[CAIRN_KEY_TEXT_BYTES];
+    const cairn_status status = cairn_public_key_parse(key->line, &public_key, &why);
+    if (status != CAIRN_OK) return cairn_ctl_fail(status, "the coordinator's key: %s", why.text);
+    if (ctl->json) return cairn_ctl_print_json(key_json(key));
+    cairn_public_key_text(&public_key, text);
+    printf("%s%s", ctl->quiet ? key->line : text, ctl->quiet ? "\n" : "");
+    return 0;
+}
+
+int cairn_ctl_key_show(struct ctl *ctl)
+{
+    ProtobufCMessage *reply;
+    const cairn_status called = ask(ctl, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__Keys *keys = (const Cairn__Keys *)reply;
+    size_t at = 0;
+    while (at < keys->n_keys && !keys->keys[at]->signs) at++;
+    const int done = at < keys->n_keys ? print_own(ctl, keys->keys[at])
+                                       : cairn_ctl_fail(CAIRN_ERR_NOT_FOUND,
+                                                        "the coordinator names no key of its own");
+    cairn_message_free(reply);
+    return done;
+}
+
+/* A file of it, or the key itself. False: it is too large to be one; else what was given, or read. */
+static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
+{
+    FILE *file = fopen(given, "re");
+    if (file == NULL)
+        return (size_t)snprintf(text, CAIRN_KEY_TEXT_BYTES, "%s", given) < CAIRN_KEY_TEXT_BYTES;
+    const size_t got = fread(text, 1, CAIRN_KEY_TEXT_BYTES - 1, file);
+    text[got] = '\0';
+    const bool fits = fgetc(file) == EOF;
+    fclose(file);
+    return fits;
+}
+
+int cairn_ctl_key_read(const char *given, struct cairn_public_key *out)
+{
+    char text[CAIRN_KEY_TEXT_BYTES];
+    struct cairn_sentence why = { "it is too long for one" };
+    const bool is_read = read_key(given, text);
+    const cairn_status status = is_read ? cairn_public_key_parse(text, out, &why)
+                                        : CAIRN_ERR_MALFORMED;
+    if (status == CAIRN_OK) return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "%s is no file of a key, and no key: %s", given,
+                          why.text);
+}
+
+int cairn_ctl_key_ring(struct ctl *ctl, struct cairn_key_ring *out)
+{
+    ProtobufCMessage *reply;
+    const cairn_status called = ask(ctl, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__Keys *keys = (const Cairn__Keys *)reply;
+    out->count = 0;
+    for (size_t i = 0; i < keys->n_keys && out->count < CAIRN_KEYS_MAX; i++)
+        if (cairn_public_key_parse(keys->keys[i]->line, &out->keys[out->count], NULL) == CAIRN_OK)
+            out->count++;
+    cairn_message_free(reply);
+    return -1;
+}
+
+static int change(struct ctl *ctl, char *key, bool untrust)
+{
+    Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
+    ProtobufCMessage *reply;
+    trust.key = key;
+    trust.untrust = untrust;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_KEY_TRUST, &trust.base,
+                                               CAIRN_MSG_KEYS, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const int done = ctl->quiet ? 0 : print_list(ctl, (const Cairn__Keys *)reply);
+    cairn_message_free(reply);
+    return done;
+}
+
+int cairn_ctl_key_trust(struct ctl *ctl)
+{
+    char line[CAIRN_KEY_LINE_BYTES];
+    struct cairn_public_key key;
+    const int done = cairn_ctl_key_read(ctl->argv[0], &key);
+    if (done >= 0) return done;
+    cairn_public_key_line(&key, line);
+    return change(ctl, line, false);
+}
+
+int cairn_ctl_key_untrust(struct ctl *ctl)
+{
+    return change(ctl, ctl->argv[0], true);
+}

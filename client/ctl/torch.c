@@ -1,0 +1,1070 @@
+#include "client/ctl/snapshot.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+#include "proto/spec/spec.h"
+
+/* ==== torch file ==== */
+
+struct planning_file {
+    struct ctl_torch_file *t;
+    const struct ctl_torch_wish *wish;
+    const struct cairn_job_spec_data *spec;
+    struct ctl_torch_order order;
+    size_t *stored; /* owned: which storage has the parameter of a tensor */
+};
+
+static uint64_t bytes_of(const struct cairn_shape *shape, uint32_t each)
+{
+    uint64_t bytes = each;
+    for (uint32_t d = 0; d < shape->rank; d++) bytes *= shape->dim[d];
+    return bytes;
+}
+
+static size_t add_plane(struct planning_file *p, size_t tensor, uint32_t plane, cairn_dtype dtype,
+                        const struct cairn_shape *shape)
+{
+    const struct ctl_number_type *type = cairn_ctl_number_type(dtype);
+    return cairn_ctl_torch_add_store(
+        p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, type,
+                                         bytes_of(shape, type->bytes) });
+}
+
+/* The shape of a tensor of the model, or of a buffer that is kept as its bytes; NULL: it is
+ * neither. */
+static const struct cairn_shape *model_shape(const struct planning_file *p, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    if (t->kind != CAIRN_BLOB) return &t->shape;
+    return p->wish->buffers[tensor].type != NULL ? &p->wish->buffers[tensor].shape : NULL;
+}
+
+static size_t add_of_model(struct planning_file *p, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    if (t->kind != CAIRN_BLOB)
+        return add_plane(p, tensor, CAIRN_PLANE_PARAM, p->wish->dtype, &t->shape);
+    return cairn_ctl_torch_add_store(
+        p->t, (struct ctl_torch_store) { (uint32_t)tensor, CAIRN_PLANE_PARAM, CAIRN_U8,
+                                         p->wish->buffers[tensor].type, t->shape.dim[0] });
+}
+
+static void say_model(struct planning_file *p)
+{
+    const struct cairn_job_spec_data *spec = p->spec;
+    cairn_ctl_put_text(p->t, "}(");
+    for (size_t i = 0; i < spec->tensor_count; i++)
+        if (spec->tensors[i].alias_of == NULL && model_shape(p, i) != NULL)
+            p->stored[i] = add_of_model(p, i);
+    for (size_t i = 0; i < spec->tensor_count && !p->t->failed; i++) {
+        const size_t tensor = p->order.tensors[i];
+        const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+        const size_t target = t->alias_of != NULL ? cairn_spec_target(spec, tensor) : tensor;
+        const struct cairn_shape *shape = model_shape(p, target);
+        if (shape == NULL) continue;
+        cairn_ctl_say(p->t, t->name);
+        cairn_ctl_say_tensor(p->t, p->stored[target], 0, shape, t->alias_box);
+    }
+    cairn_ctl_put_text(p->t, "u");
+}
+
+static void say_plane(struct planning_file *p, size_t tensor, uint32_t plane, const char *name)
+{
+    static const struct cairn_shape scalar = { 0 };
+    const struct cairn_shape *shape = plane == p->wish->step_plane
+                                          ? &scalar
+                                          : &p->spec->tensors[tensor].shape;
+    cairn_ctl_say(p->t, name);
+    const size_t store = add_plane(p, tensor, plane, CAIRN_F32, shape);
+    if (!p->t->failed) cairn_ctl_say_tensor(p->t, store, 0, shape, NULL);
+}
+
+static void say_state(void *context, size_t tensor, size_t number)
+{
+    struct planning_file *p = context;
+    const uint32_t planes = cairn_spec_planes(p->spec, tensor);
+    const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
+    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return; // none, as torch's SGD has it
+    cairn_ctl_say_number(p->t, number);
+    cairn_ctl_put_text(p->t, "}(");
+    if (has_square) {
+        say_plane(p, tensor, p->wish->step_plane, "step");
+        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "exp_avg");
+        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG_SQ, "exp_avg_sq");
+    } else {
+        say_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
+    }
+    cairn_ctl_put_text(p->t, "u");
+}
+
+static void say_its_number(void *context, size_t tensor, size_t number)
+{
+    const struct planning_file *p = context;
+    (void)tensor;
+    cairn_ctl_say_number(p->t, number);
+}
+
+static void say_its_name_file(void *context, size_t tensor, size_t number)
+{
+    const struct planning_file *p = context;
+    (void)number;
+    cairn_ctl_say(p->t, p->spec->tensors[tensor].name);
+}
+
+static void say_options(struct planning_file *p, size_t group)
+{
+    struct ctl_torch_option options[CTL_TORCH_OPTIONS_MAX];
+    const size_t count = cairn_ctl_torch_options(&p->order, group, false, options);
+    for (size_t i = 0; i < count; i++) {
+        cairn_ctl_say(p->t, options[i].name);
+        cairn_ctl_say_option(p->t, &options[i]);
+    }
+}
+
+static void say_groups(struct planning_file *p)
+{
+    size_t next = 0;
+    cairn_ctl_put_text(p->t, "](");
+    for (size_t i = 0; i < p->spec->group_count && !p->t->failed; i++) {
+        const size_t group = p->order.groups[i];
+        cairn_ctl_put_text(p->t, "}(");
+        say_options(p, group);
+        cairn_ctl_say(p->t, "params");
+        cairn_ctl_put_text(p->t, "](");
+        const size_t end = cairn_ctl_torch_walk(&p->order, group, next, say_its_number, p);
+        cairn_ctl_put_text(p->t, "e");
+        cairn_ctl_say(p->t, "param_names");
+        cairn_ctl_put_text(p->t, "](");
+        cairn_ctl_torch_walk(&p->order, group, next, say_its_name_file, p);
+        cairn_ctl_put_text(p->t, "eu");
+        next = end;
+    }
+    cairn_ctl_put_text(p->t, "e");
+}
+
+static void say_all(struct planning_file *p)
+{
+    struct ctl_torch_file *t = p->t;
+    size_t next = 0;
+    cairn_ctl_put(t, "\x80\x02}(", 4);
+    cairn_ctl_say(t, "model");
+    say_model(p);
+    cairn_ctl_say(t, "optimizer");
+    cairn_ctl_put_text(t, "}(");
+    cairn_ctl_say(t, "state");
+    cairn_ctl_put_text(t, "}(");
+    for (size_t i = 0; i < p->spec->group_count && !t->failed; i++)
+        next = cairn_ctl_torch_walk(&p->order, p->order.groups[i], next, say_state, p);
+    cairn_ctl_put_text(t, "u");
+    cairn_ctl_say(t, "param_groups");
+    say_groups(p);
+    cairn_ctl_put_text(t, "u");
+    cairn_ctl_say(t, "step");
+    cairn_ctl_say_number(t, p->order.manifest->step);
+    cairn_ctl_put_text(t, "u.");
+}
+
+cairn_status cairn_ctl_torch_plan(const struct cairn_manifest *manifest,
+                                  const struct ctl_torch_wish *wish,
+                                  struct cairn_snapshot_file *file, struct ctl_torch_file **out)
+{
+    const struct cairn_job_spec_data *spec = &manifest->spec;
+    struct ctl_torch_file *t = calloc(1, sizeof *t);
+    struct planning_file p = { .t = t,
+                               .wish = wish,
+                               .spec = spec,
+                               .stored = calloc(spec->tensor_count + 1, sizeof *p.stored) };
+    const bool is_sorted = cairn_ctl_torch_order(manifest, &p.order);
+    cairn_status status = t != NULL && p.stored != NULL && is_sorted ? CAIRN_OK
+                                                                     : CAIRN_ERR_NO_MEMORY;
+    if (status == CAIRN_OK) {
+        size_t bytes;
+        say_all(&p);
+        uint8_t *pickle = cairn_ctl_torch_take_text(t, 0, &bytes);
+        cairn_ctl_torch_pack(t, file, "checkpoint", pickle, bytes, 0, t->store_count);
+        if (t->failed) status = CAIRN_ERR_NO_MEMORY;
+        if (status == CAIRN_OK && t->store_count == 0) status = CAIRN_ERR_NOT_FOUND;
+    }
+    cairn_ctl_torch_order_release(&p.order);
+    free(p.stored);
+    if (status == CAIRN_OK)
+        *out = t;
+    else
+        cairn_ctl_torch_free(t);
+    return status;
+}
+
+void cairn_ctl_torch_free(struct ctl_torch_file *t)
+{
+    if (t == NULL) return;
+    free(t->text);
+    free(t->members);
+    free(t->stores);
+    free(t);
+}
+
+/* ==== torch archive ==== */
+
+/* A zip as torch has it: stored, not compressed. Sums of what is written are filled in behind it. */
+
+#define PLANE_TEXT CAIRN_PLANE_COUNT
+#define ALIGN      64 // where a tensor begins, as torch has it
+
+bool cairn_ctl_torch_is_text(const struct cairn_safetensors_entry *entry)
+{
+    return entry->plane == PLANE_TEXT;
+}
+
+void cairn_ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t count, void *to)
+{
+    memcpy(to, t->text + first, count);
+}
+
+struct packing {
+    struct ctl_torch_file *t;
+    struct cairn_snapshot_file *file;
+    const char *folder; /* of all its members */
+    uint64_t base;      /* where it begins in the file */
+    size_t text_from;   /* of text that no entry has yet */
+};
+
+static void add_entry(struct packing *k, struct cairn_safetensors_entry entry, uint64_t bytes)
+{
+    struct cairn_snapshot_file *f = k->file;
+    if (f->entry_count == f->entry_capacity) {
+        const size_t wanted = f->entry_capacity * 2 + 64;
+        struct cairn_safetensors_entry *grown = realloc(f->entries, wanted * sizeof *grown);
+        k->t->failed |= grown == NULL;
+        if (grown == NULL) return;
+        f->entries = grown;
+        f->entry_capacity = wanted;
+    }
+    entry.begin = f->file_bytes;
+    entry.end = f->file_bytes += bytes;
+    f->entries[f->entry_count++] = entry;
+}
+
+/* Makes the text that was put since the last flush a piece of the file. */
+static void flush(struct packing *k)
+{
+    const size_t bytes = k->t->text_bytes - k->text_from;
+    if (bytes > 0)
+        add_entry(k,
+                  (struct cairn_safetensors_entry) {
+                      .dtype = CAIRN_U8, .plane = PLANE_TEXT, .first_elem = k->text_from },
+                  bytes);
+    k->text_from = k->t->text_bytes;
+}
+
+/* In the archive. */
+static uint64_t position(const struct packing *k)
+{
+    return k->file->file_bytes - k->base + (k->t->text_bytes - k->text_from);
+}
+
+/* Puts the fields that all headers of a member have alike, from the version to the CRC. */
+static void put_head(struct ctl_torch_file *t)
+{
+    cairn_ctl_put_number(t, 45, 2);                 // zip64
+    cairn_ctl_put_number(t, 1u << 3 | 1u << 11, 2); // the sum stands behind; names are UTF-8
+    cairn_ctl_put_number(t, 0, 2);                  // stored
+    cairn_ctl_put_number(t, 0, 2);                  // time
+    cairn_ctl_put_number(t, 0x21, 2); // of 1980-01-01: the same snapshot, the same bytes
+}
+
+static void put_local(struct packing *k, struct ctl_torch_member *m)
+{
+    struct ctl_torch_file *t = k->t;
+    const size_t name = strlen(m->name);
+    m->header_at = position(k);
+    const uint64_t bare = k->base + m->header_at + 30 + name + 20 + 4;
+    const size_t pad = (size_t)(-bare & (ALIGN - 1));
+    cairn_ctl_put_text(t, "PK\3\4");
+    put_head(t);
+    cairn_ctl_put_number(t, 0, 4);
+    cairn_ctl_put_number(t, UINT32_MAX, 4);
+    cairn_ctl_put_number(t, UINT32_MAX, 4);
+    cairn_ctl_put_number(t, name, 2);
+    cairn_ctl_put_number(t, 20 + 4 + pad, 2);
+    cairn_ctl_put_text(t, m->name);
+    cairn_ctl_put_number(t, 1, 2); // sizes of zip64
+    cairn_ctl_put_number(t, 16, 2);
+    cairn_ctl_put_number(t, m->bytes, 8);
+    cairn_ctl_put_number(t, m->bytes, 8);
+    cairn_ctl_put_text(t, "FB"); // torch's, for what is aligned
+    cairn_ctl_put_number(t, pad, 2);
+    cairn_ctl_put(t, NULL, pad);
+}
+
+static void put_descriptor(struct packing *k, struct ctl_torch_member *m)
+{
+    cairn_ctl_put_text(k->t, "PK\7\b");
+    m->sum_at[0] = k->t->text_bytes;
+    cairn_ctl_put_number(k->t, 0, 4);
+    cairn_ctl_put_number(k->t, m->bytes, 8);
+    cairn_ctl_put_number(k->t, m->bytes, 8);
+}
+
+static void put_central(struct packing *k, struct ctl_torch_member *m)
+{
+    struct ctl_torch_file *t = k->t;
+    cairn_ctl_put_text(t, "PK\1\2");
+    cairn_ctl_put_number(t, 45, 2);
+    put_head(t);
+    m->sum_at[1] = t->text_bytes;
+    cairn_ctl_put_number(t, 0, 4);
+    cairn_ctl_put_number(t, UINT32_MAX, 4);
+    cairn_ctl_put_number(t, UINT32_MAX, 4);
+    cairn_ctl_put_number(t, strlen(m->name), 2);
+    cairn_ctl_put_number(t, 28, 2);
+    cairn_ctl_put(t, NULL, 2 + 2 + 2 + 4);
+    cairn_ctl_put_number(t, UINT32_MAX, 4);
+    cairn_ctl_put_text(t, m->name);
+    cairn_ctl_put_number(t, 1, 2);
+    cairn_ctl_put_number(t, 24, 2);
+    cairn_ctl_put_number(t, m->bytes, 8);
+    cairn_ctl_put_number(t, m->bytes, 8);
+    cairn_ctl_put_number(t, m->header_at, 8);
+}
+
+static void put_end(struct packing *k, uint64_t central_at, size_t members)
+{
+    struct ctl_torch_file *t = k->t;
+    const uint64_t end_at = position(k);
+    cairn_ctl_put_text(t, "PK\6\6");
+    cairn_ctl_put_number(t, 44, 8);
+    cairn_ctl_put_number(t, 45, 2);
+    cairn_ctl_put_number(t, 45, 2);
+    cairn_ctl_put(t, NULL, 8);
+    cairn_ctl_put_number(t, members, 8);
+    cairn_ctl_put_number(t, members, 8);
+    cairn_ctl_put_number(t, end_at - central_at, 8);
+    cairn_ctl_put_number(t, central_at, 8);
+    cairn_ctl_put_text(t, "PK\6\7");
+    cairn_ctl_put_number(t, 0, 4);
+    cairn_ctl_put_number(t, end_at, 8);
+    cairn_ctl_put_number(t, 1, 4);
+    cairn_ctl_put_text(t, "PK\5\6");
+    cairn_ctl_put(t, NULL, 4);
+    cairn_ctl_put_number(t, UINT64_MAX, 4); // both counts, the size and the place: those of zip64
+    cairn_ctl_put_number(t, UINT64_MAX, 8);
+    cairn_ctl_put_number(t, 0, 2);
+}
+
+static void set_sum(struct ctl_torch_file *t, const struct ctl_torch_member *m)
+{
+    for (size_t i = 0; i < 2; i++)
+        for (size_t byte = 0; byte < 4; byte++)
+            t->text[m->sum_at[i] + byte] = (uint8_t)(m->sum >> 8 * byte);
+}
+
+/* A member whose bytes are text: put between its headers. */
+static void pack_text(struct packing *k, struct ctl_torch_member *m, const char *name,
+                      const void *from, size_t bytes)
+{
+    snprintf(m->name, sizeof m->name, "%s/%s", k->folder, name);
+    m->bytes = bytes;
+    m->sum = (uint32_t)crc32_z(0, from, bytes);
+    put_local(k, m);
+    cairn_ctl_put(k->t, from, bytes);
+    put_descriptor(k, m);
+}
+
+static void pack_store(struct packing *k, struct ctl_torch_member *m, size_t store, size_t number)
+{
+    const struct ctl_torch_store *s = &k->t->stores[store];
+    snprintf(m->name, sizeof m->name, "%s/data/%zu", k->folder, number);
+    m->bytes = s->bytes;
+    put_local(k, m);
+    flush(k);
+    add_entry(k,
+              (struct cairn_safetensors_entry) {
+                  .dtype = s->dtype,
+                  .tensor = s->tensor,
+                  .plane = s->plane,
+                  .box = { .rank = 1, .start = { (uint64_t)(m - k->t->members) } } },
+              m->bytes);
+    put_descriptor(k, m);
+}
+
+/* So many more, zeros; NULL: there was no memory. */
+static struct ctl_torch_member *add_members(struct ctl_torch_file *t, size_t count)
+{
+    if (t->member_capacity - t->member_count < count && !t->failed) {
+        const size_t wanted = (t->member_capacity + count) * 2;
+        struct ctl_torch_member *grown = realloc(t->members, wanted * sizeof *grown);
+        t->failed = grown == NULL;
+        if (grown != NULL) {
+            t->members = grown;
+            t->member_capacity = wanted;
+        }
+    }
+    if (t->failed) return NULL;
+    struct ctl_torch_member *first = &t->members[t->member_count];
+    memset(first, 0, count * sizeof *first);
+    t->member_count += count;
+    return first;
+}
+
+void cairn_ctl_torch_pack(struct ctl_torch_file *t, struct cairn_snapshot_file *file,
+                          const char *folder, uint8_t *pickle, size_t pickle_bytes,
+                          size_t first_store, size_t store_count)
+{
+    struct packing k = { t, file, folder, file->file_bytes, t->text_bytes };
+    const size_t count = store_count + 3;
+    struct ctl_torch_member *m = pickle != NULL ? add_members(t, count) : NULL;
+    if (m != NULL) {
+        pack_text(&k, &m[0], "data.pkl", pickle, pickle_bytes);
+        pack_text(&k, &m[1], "byteorder", "little", 6);
+        for (size_t i = 0; i < store_count && !t->failed; i++)
+            pack_store(&k, &m[2 + i], first_store + i, i);
+        pack_text(&k, &m[count - 1], "version", "3\n", 2);
+        const uint64_t central_at = position(&k);
+        for (size_t i = 0; i < count; i++) put_central(&k, &m[i]);
+        put_end(&k, central_at, count);
+        flush(&k);
+        for (size_t i = 0; i < count && !t->failed; i++) set_sum(t, &m[i]);
+    }
+    free(pickle);
+}
+
+void cairn_ctl_torch_pass(struct ctl_torch_file *t, const struct cairn_safetensors_entry *entry,
+                          const void *from, uint64_t bytes)
+{
+    struct ctl_torch_member *m = &t->members[entry->box.start[0]];
+    m->sum = (uint32_t)crc32_z(m->sum, from, bytes);
+    set_sum(t, m);
+}
+
+/* ==== torch folder ==== */
+
+/* The value of a key: a tensor or an option of a group, and where its archive lies. */
+struct item {
+    char *key;        /* owned */
+    const char *name; /* of the tensor; NULL: an option */
+    const char *last; /* "exp_avg", "lr"; NULL: of the model */
+    size_t group;     /* of an option */
+    struct cairn_shape shape;
+    const struct ctl_number_type *type; /* NULL: no tensor */
+    uint64_t at, bytes;
+};
+
+struct planning_folder {
+    struct ctl_torch_file *t;
+    struct cairn_snapshot_file *file;
+    const struct ctl_torch_wish *wish;
+    const struct cairn_job_spec_data *spec;
+    struct ctl_torch_order order;
+    struct item *items; /* owned */
+    size_t item_count, item_capacity;
+    size_t *of_model; /* owned: by tensor, its item and 1 */
+};
+
+static void add_item(struct planning_folder *p, struct item item)
+{
+    if (p->item_count == p->item_capacity && !p->t->failed) {
+        const size_t wanted = p->item_capacity * 2 + 64;
+        struct item *grown = realloc(p->items, wanted * sizeof *grown);
+        p->t->failed = grown == NULL;
+        if (grown != NULL) {
+            p->items = grown;
+            p->item_capacity = wanted;
+        }
+    }
+    int printed = 0;
+    if (item.last == NULL)
+        printed = asprintf(&item.key, "model.%s", item.name);
+    else if (item.name != NULL)
+        printed = asprintf(&item.key, "optim.state.%s.%s", item.name, item.last);
+    else
+        printed = asprintf(&item.key, "optim.param_groups.%zu.%s", item.group, item.last);
+    p->t->failed |= printed < 0;
+    if (!p->t->failed)
+        p->items[p->item_count++] = item;
+    else if (printed >= 0)
+        free(item.key);
+}
+
+/* ---- archives: one of each ---- */
+
+/* The text since `from` is the pickle of an archive with these stores; the item is of it. */
+static void pack(struct planning_folder *p, size_t from, struct item item, size_t first_store,
+                 size_t store_count)
+{
+    size_t bytes;
+    item.at = p->file->file_bytes;
+    cairn_ctl_put_text(p->t, ".");
+    uint8_t *pickle = cairn_ctl_torch_take_text(p->t, from, &bytes);
+    cairn_ctl_torch_pack(p->t, p->file, "archive", pickle, bytes, first_store, store_count);
+    item.bytes = p->file->file_bytes - item.at;
+    add_item(p, item);
+}
+
+static size_t begin_pickle(struct planning_folder *p)
+{
+    const size_t from = p->t->text_bytes;
+    cairn_ctl_put(p->t, "\x80\x02", 2);
+    return from;
+}
+
+static void pack_tensor(struct planning_folder *p, size_t tensor, uint32_t plane, cairn_dtype dtype,
+                        struct item item)
+{
+    uint64_t bytes = item.type->bytes;
+    for (uint32_t d = 0; d < item.shape.rank; d++) bytes *= item.shape.dim[d];
+    const size_t from = begin_pickle(p);
+    const size_t store = cairn_ctl_torch_add_store(
+        p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, item.type, bytes });
+    if (p->t->failed) return;
+    cairn_ctl_say_tensor(p->t, store, store, &item.shape, NULL);
+    pack(p, from, item, store, 1);
+}
+
+static void pack_of_model(struct planning_folder *p, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    const struct ctl_buffer *buffer = &p->wish->buffers[tensor];
+    if (t->alias_of != NULL || (t->kind == CAIRN_BLOB && buffer->type == NULL)) return;
+    const bool is_blob = t->kind == CAIRN_BLOB;
+    const cairn_dtype dtype = is_blob ? CAIRN_U8 : p->wish->dtype;
+    p->of_model[tensor] = p->item_count + 1;
+    pack_tensor(p, tensor, CAIRN_PLANE_PARAM, dtype,
+                (struct item) { .name = t->name,
+                                .shape = is_blob ? buffer->shape : t->shape,
+                                .type = is_blob ? buffer->type : cairn_ctl_number_type(dtype) });
+}
+
+/* All of a tensor under another name: where that is. A part of one that has a name is in the tensor. */
+static void add_alias(struct planning_folder *p, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    if (t->alias_of == NULL || t->alias_box != NULL || p->t->failed) return;
+    const size_t target = p->of_model[cairn_spec_target(p->spec, tensor)];
+    if (target == 0) return;
+    struct item item = p->items[target - 1];
+    item.name = t->name;
+    add_item(p, item);
+}
+
+static void pack_plane(struct planning_folder *p, size_t tensor, uint32_t plane, const char *what)
+{
+    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    struct item item = { .name = t->name, .last = what, .type = cairn_ctl_number_type(CAIRN_F32) };
+    if (plane != p->wish->step_plane) item.shape = t->shape;
+    pack_tensor(p, tensor, plane, CAIRN_F32, item);
+}
+
+static void pack_state(struct planning_folder *p, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
+    if (!cairn_ctl_torch_is_whole(t)) return;
+    const uint32_t planes = cairn_spec_planes(p->spec, tensor);
+    const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
+    if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return;
+    if (!has_square) { // SGD's: torch has no count of its steps
+        pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
+        return;
+    }
+    pack_plane(p, tensor, p->wish->step_plane, "step");
+    pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "exp_avg");
+    pack_plane(p, tensor, CAIRN_PLANE_EXP_AVG_SQ, "exp_avg_sq");
+}
+
+static void say_its_name_folder(void *context, size_t tensor, size_t number)
+{
+    const struct planning_folder *p = context;
+    (void)number;
+    cairn_ctl_say(p->t, p->spec->tensors[tensor].name);
+}
+
+static void pack_group(struct planning_folder *p, size_t number)
+{
+    static const char *const lists[] = { "params",
+                                         "param_names" }; // get_state_dict has names in both
+    struct ctl_torch_option options[CTL_TORCH_OPTIONS_MAX];
+    const size_t group = p->order.groups[number];
+    const size_t count = cairn_ctl_torch_options(&p->order, group, true, options);
+    for (size_t i = 0; i < count; i++) {
+        const size_t from = begin_pickle(p);
+        cairn_ctl_say_option(p->t, &options[i]);
+        pack(p, from, (struct item) { .last = options[i].name, .group = number }, 0, 0);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        const size_t from = begin_pickle(p);
+        cairn_ctl_put_text(p->t, "](");
+        cairn_ctl_torch_walk(&p->order, group, 0, say_its_name_folder, p);
+        cairn_ctl_put_text(p->t, "e");
+        pack(p, from, (struct item) { .last = lists[i], .group = number }, 0, 0);
+    }
+}
+
+static void pack_all(struct planning_folder *p)
+{
+    const size_t tensors = p->spec->tensor_count;
+    for (size_t i = 0; i < tensors && !p->t->failed; i++) pack_of_model(p, i);
+    for (size_t i = 0; i < tensors && !p->t->failed; i++) add_alias(p, i);
+    for (size_t i = 0; i < tensors && !p->t->failed; i++) pack_state(p, i);
+    for (size_t i = 0; i < p->spec->group_count && !p->t->failed; i++) pack_group(p, i);
+}
+
+/* ---- .metadata ---- */
+
+#define METADATA "ctorch.distributed.checkpoint.metadata\n"
+static const char *const globals[] = {
+    METADATA "TensorStorageMetadata\n",
+    METADATA "BytesStorageMetadata\n",
+    METADATA "ChunkStorageMetadata\n",
+    METADATA "MetadataIndex\n",
+    METADATA "TensorProperties\n",
+    METADATA "_MEM_FORMAT_ENCODING\n",
+    "ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n",
+    "ctorch\nSize\n",
+    "ctorch\nstrided\n",
+};
+enum { TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, ENCODING, STORAGE, SIZE, STRIDED, GLOBALS };
+
+/* One of these, which was said before. */
+static void say_global(struct planning_folder *p, uint8_t which)
+{
+    cairn_ctl_put(p->t, (uint8_t[]) { 'h', which }, 2);
+}
+
+/* An object of a class, whose attributes are to come. */
+static void say_object(struct planning_folder *p, uint8_t which)
+{
+    say_global(p, which);
+    cairn_ctl_put_text(p->t, ")\x81}(");
+}
+
+static void end_object(struct planning_folder *p)
+{
+    cairn_ctl_put_text(p->t, "ub");
+}
+
+static void say_size(struct planning_folder *p, const struct cairn_shape *shape, bool zeros)
+{
+    say_global(p, SIZE);
+    cairn_ctl_put_text(p->t, "(");
+    for (uint32_t d = 0; d < shape->rank; d++)
+        cairn_ctl_say_number(p->t, zeros ? 0 : shape->dim[d]);
+    cairn_ctl_put_text(p->t, "t\x85R");
+}
+
+static void say_tensor_metadata(struct planning_folder *p, const struct item *item)
+{
+    say_object(p, TENSOR);
+    cairn_ctl_say(p->t, "properties");
+    say_global(p, PROPERTIES);
+    cairn_ctl_put_text(p->t, ")\x81(ctorch\n");
+    cairn_ctl_put_text(p->t, item->type->torch);
+    cairn_ctl_put_text(p->t, "\n");
+    say_global(p, STRIDED);
+    cairn_ctl_say_flag(p->t, false);
+    say_global(p, ENCODING);
+    cairn_ctl_say_number(p->t, 0);
+    cairn_ctl_put_text(p->t, "\x85R");
+    cairn_ctl_say_flag(p->t, false);
+    cairn_ctl_put_text(p->t, "tb");
+    cairn_ctl_say(p->t, "size");
+    say_size(p, &item->shape, false);
+    cairn_ctl_say(p->t, "chunks");
+    cairn_ctl_put_text(p->t, "](");
+    say_object(p, CHUNK);
+    cairn_ctl_say(p->t, "offsets");
+    say_size(p, &item->shape, true);
+    cairn_ctl_say(p->t, "sizes");
+    say_size(p, &item->shape, false);
+    end_object(p);
+    cairn_ctl_put_text(p->t, "e");
+    end_object(p);
+}
+
+/* Writes the path that the key had before the state dict was flattened. */
+static void say_path(struct planning_folder *p, const struct item *item)
+{
+    cairn_ctl_put_text(p->t, "(");
+    cairn_ctl_say(p->t, item->last == NULL ? "model" : "optim");
+    if (item->last != NULL) cairn_ctl_say(p->t, item->name != NULL ? "state" : "param_groups");
+    if (item->name != NULL)
+        cairn_ctl_say(p->t, item->name);
+    else
+        cairn_ctl_say_number(p->t, item->group);
+    if (item->last != NULL) cairn_ctl_say(p->t, item->last);
+    cairn_ctl_put_text(p->t, "t");
+}
+
+static void say_place(struct planning_folder *p, const struct item *item)
+{
+    const bool is_tensor = item->type != NULL;
+    say_object(p, INDEX);
+    cairn_ctl_say(p->t, "fqn");
+    cairn_ctl_say(p->t, item->key);
+    cairn_ctl_say(p->t, "offset");
+    if (is_tensor)
+        say_size(p, &item->shape, true);
+    else
+        cairn_ctl_put_text(p->t, "N");
+    cairn_ctl_say(p->t, "index");
+    if (is_tensor)
+        cairn_ctl_say_number(p->t, 0);
+    else
+        cairn_ctl_put_text(p->t, "N");
+    end_object(p);
+    say_object(p, STORAGE);
+    cairn_ctl_say(p->t, "relative_path");
+    cairn_ctl_say(p->t, CTL_TORCH_FOLDER_FILE);
+    cairn_ctl_say(p->t, "offset");
+    cairn_ctl_say_number(p->t, item->at);
+    cairn_ctl_say(p->t, "length");
+    cairn_ctl_say_number(p->t, item->bytes);
+    cairn_ctl_say(p->t, "transform_descriptors");
+    cairn_ctl_put_text(p->t, "N");
+    end_object(p);
+}
+
+static uint8_t *metadata_of(struct planning_folder *p, size_t *bytes_out)
+{
+    struct ctl_torch_file *t = p->t;
+    const size_t from = begin_pickle(p);
+    for (uint8_t i = 0; i < GLOBALS; i++) {
+        cairn_ctl_put_text(t, globals[i]);
+        cairn_ctl_put(t, (uint8_t[]) { 'q', i, '0' },
+                      3); // kept under that number, and off the stack
+    }
+    cairn_ctl_put_text(t, METADATA "Metadata\n)\x81}(");
+    cairn_ctl_say(t, "state_dict_metadata");
+    cairn_ctl_put_text(t, "}(");
+    for (size_t i = 0; i < p->item_count; i++) {
+        cairn_ctl_say(t, p->items[i].key);
+        if (p->items[i].type != NULL) {
+            say_tensor_metadata(p, &p->items[i]);
+        } else {
+            say_object(p, BYTES);
+            end_object(p);
+        }
+    }
+    cairn_ctl_put_text(t, "u");
+    cairn_ctl_say(t, "planner_data");
+    cairn_ctl_put_text(t, "}(");
+    for (size_t i = 0; i < p->item_count; i++) {
+        cairn_ctl_say(t, p->items[i].key);
+        say_path(p, &p->items[i]);
+    }
+    cairn_ctl_put_text(t, "u");
+    cairn_ctl_say(t, "storage_data");
+    cairn_ctl_put_text(t, "}(");
+    for (size_t i = 0; i < p->item_count; i++) say_place(p, &p->items[i]);
+    cairn_ctl_put_text(t, "u");
+    cairn_ctl_say(t, "storage_meta");
+    cairn_ctl_put_text(t, "N");
+    cairn_ctl_say(t, "version");
+    cairn_ctl_put_text(t, "Nub.");
+    return cairn_ctl_torch_take_text(t, from, bytes_out);
+}
+
+cairn_status cairn_ctl_torch_folder_plan(const struct cairn_manifest *manifest,
+                                         const struct ctl_torch_wish *wish,
+                                         struct cairn_snapshot_file *file,
+                                         struct ctl_torch_file **out, char **metadata_out,
+                                         size_t *metadata_bytes_out)
+{
+    const struct cairn_job_spec_data *spec = &manifest->spec;
+    struct ctl_torch_file *t = calloc(1, sizeof *t);
+    struct planning_folder p = { .t = t,
+                                 .file = file,
+                                 .wish = wish,
+                                 .spec = spec,
+                                 .of_model = calloc(spec->tensor_count + 1, sizeof *p.of_model) };
+    const bool is_sorted = cairn_ctl_torch_order(manifest, &p.order);
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    uint8_t *metadata = NULL;
+    if (t != NULL && p.of_model != NULL && is_sorted) {
+        pack_all(&p);
+        metadata = metadata_of(&p, metadata_bytes_out);
+        status = t->failed             ? CAIRN_ERR_NO_MEMORY
+                 : t->store_count == 0 ? CAIRN_ERR_NOT_FOUND
+                                       : CAIRN_OK;
+    }
+    for (size_t i = 0; i < p.item_count; i++) free(p.items[i].key);
+    free(p.items);
+    free(p.of_model);
+    cairn_ctl_torch_order_release(&p.order);
+    if (status == CAIRN_OK) {
+        *out = t;
+        *metadata_out = (char *)metadata;
+    } else {
+        free(metadata);
+        cairn_ctl_torch_free(t);
+    }
+    return status;
+}
+
+/* ==== torch order ==== */
+
+struct sorting {
+    const struct cairn_job_spec_data *spec;
+    size_t *first; // of a group: the least place of a tensor of it
+};
+
+static uint32_t place_of(const struct cairn_tensor_spec *t)
+{
+    return t->order > 0 ? t->order : UINT32_MAX;
+}
+
+static int by_order(const void *a, const void *b, void *context)
+{
+    const struct sorting *s = context;
+    const size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    const uint32_t at = place_of(&s->spec->tensors[x]), there = place_of(&s->spec->tensors[y]);
+    if (at != there) return at < there ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+/* from_torch calls them default, group1, group2, ... by their place; others go by their first tensor. */
+static uint64_t rank_of(const struct sorting *s, size_t group)
+{
+    const char *name = s->spec->groups[group].name;
+    unsigned number;
+    int end = 0;
+    if (strcmp(name, "default") == 0) return 0;
+    if (sscanf(name, "group%u%n", &number, &end) == 1 && name[end] == '\0') return number;
+    return UINT64_C(1) << 32 | s->first[group];
+}
+
+static int by_rank(const void *a, const void *b, void *context)
+{
+    const size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    const uint64_t at = rank_of(context, x), there = rank_of(context, y);
+    if (at != there) return at < there ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+bool cairn_ctl_torch_is_whole(const struct cairn_tensor_spec *t)
+{
+    return t->kind != CAIRN_BLOB && t->alias_of == NULL;
+}
+
+bool cairn_ctl_torch_order(const struct cairn_manifest *manifest, struct ctl_torch_order *out)
+{
+    const struct cairn_job_spec_data *spec = &manifest->spec;
+    struct ctl_torch_order o = { manifest, spec, calloc(spec->tensor_count + 1, sizeof *o.tensors),
+                                 calloc(spec->group_count + 1, sizeof *o.groups) };
+    struct sorting s = { spec, calloc(spec->group_count + 1, sizeof *s.first) };
+    const bool ok = o.tensors != NULL && o.groups != NULL && s.first != NULL;
+    for (size_t i = 0; i < spec->tensor_count && ok; i++) o.tensors[i] = i;
+    for (size_t g = 0; g < spec->group_count && ok; g++) o.groups[g] = g;
+    if (ok) qsort_r(o.tensors, spec->tensor_count, sizeof *o.tensors, by_order, &s);
+    for (size_t i = spec->tensor_count; i-- > 0 && ok;) {
+        const struct cairn_tensor_spec *t = &spec->tensors[o.tensors[i]];
+        const size_t g = t->kind == CAIRN_TRAINED ? cairn_spec_find_group(spec, t->group)
+                                                  : SIZE_MAX;
+        if (g < spec->group_count) s.first[g] = i;
+    }
+    if (ok) qsort_r(o.groups, spec->group_count, sizeof *o.groups, by_rank, &s);
+    free(s.first);
+    *out = o;
+    return ok;
+}
+
+void cairn_ctl_torch_order_release(struct ctl_torch_order *o)
+{
+    free(o->tensors);
+    free(o->groups);
+}
+
+/* Whether torch's optimizer has this one in that group. */
+static bool is_member(const struct ctl_torch_order *o, size_t tensor, size_t group)
+{
+    const struct cairn_tensor_spec *t = &o->spec->tensors[tensor];
+    return cairn_ctl_torch_is_whole(t) && t->kind == CAIRN_TRAINED &&
+           cairn_spec_find_group(o->spec, t->group) == group;
+}
+
+size_t cairn_ctl_torch_walk(const struct ctl_torch_order *o, size_t group, size_t next,
+                            void (*each)(void *context, size_t tensor, size_t number),
+                            void *context)
+{
+    for (size_t i = 0; i < o->spec->tensor_count; i++)
+        if (is_member(o, o->tensors[i], group)) each(context, o->tensors[i], next++);
+    return next;
+}
+
+/* ---- options ---- */
+
+static struct ctl_torch_option option(const char *name, enum ctl_torch_option_kind kind,
+                                      double value, double second)
+{
+    return (struct ctl_torch_option) { name, kind, value, second };
+}
+
+size_t cairn_ctl_torch_options(const struct ctl_torch_order *o, size_t group, bool always_initial,
+                               struct ctl_torch_option out[CTL_TORCH_OPTIONS_MAX])
+{
+    const struct cairn_group_spec *g = &o->spec->groups[group];
+    const bool is_sgd = strcmp(g->optimizer, "sgd") == 0;
+    const bool is_scheduled = g->schedule.kind != CAIRN_SCHEDULE_CONSTANT ||
+                              g->schedule.warmup_steps > 0;
+    size_t n = 0;
+    out[n++] = option("lr", CTL_OPTION_REAL,
+                      cairn_schedule_lr(&g->schedule, g->lr, o->manifest->step), 0);
+    if (is_scheduled || always_initial) out[n++] = option("initial_lr", CTL_OPTION_REAL, g->lr, 0);
+    out[n++] = option("weight_decay", CTL_OPTION_REAL, g->weight_decay, 0);
+    out[n++] = option("maximize", CTL_OPTION_FLAG, false, 0);
+    out[n++] = option("foreach", CTL_OPTION_NONE, 0, 0);
+    out[n++] = option("differentiable", CTL_OPTION_FLAG, false, 0);
+    out[n++] = option("fused", CTL_OPTION_NONE, 0, 0);
+    if (is_sgd) {
+        out[n++] = option("momentum", CTL_OPTION_REAL, g->momentum, 0);
+        out[n++] = option("dampening", CTL_OPTION_REAL, 0, 0);
+        out[n++] = option("nesterov", CTL_OPTION_FLAG, g->nesterov, 0);
+        return n;
+    }
+    out[n++] = option("betas", CTL_OPTION_PAIR, g->beta1, g->beta2);
+    out[n++] = option("eps", CTL_OPTION_REAL, g->eps, 0);
+    out[n++] = option("amsgrad", CTL_OPTION_FLAG, false, 0);
+    out[n++] = option("capturable", CTL_OPTION_FLAG, false, 0);
+    out[n++] = option("decoupled_weight_decay", CTL_OPTION_FLAG, strcmp(g->optimizer, "adamw") == 0,
+                      0);
+    return n;
+}
+
+/* Its value. */
+void cairn_ctl_say_option(struct ctl_torch_file *t, const struct ctl_torch_option *option)
+{
+    switch (option->kind) {
+    case CTL_OPTION_REAL: cairn_ctl_say_real(t, option->value); return;
+    case CTL_OPTION_FLAG: cairn_ctl_say_flag(t, option->value != 0); return;
+    case CTL_OPTION_NONE: cairn_ctl_put_text(t, "N"); return;
+    case CTL_OPTION_PAIR:
+        cairn_ctl_say_real(t, option->value);
+        cairn_ctl_say_real(t, option->second);
+        cairn_ctl_put_text(t, "\x86"); // a tuple of both
+        return;
+    }
+}
+
+/* ==== torch pickle ==== */
+
+/* ---- text ---- */
+
+void cairn_ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes)
+{
+    if (t->text_capacity - t->text_bytes < bytes && !t->failed) {
+        const size_t wanted = (t->text_capacity + bytes) * 2 + 4096;
+        uint8_t *grown = realloc(t->text, wanted);
+        t->failed = grown == NULL;
+        if (grown != NULL) {
+            t->text = grown;
+            t->text_capacity = wanted;
+        }
+    }
+    if (t->failed) return;
+    if (from != NULL) memcpy(t->text + t->text_bytes, from, bytes);
+    if (from == NULL) memset(t->text + t->text_bytes, 0, bytes);
+    t->text_bytes += bytes;
+}
+
+void cairn_ctl_put_number(struct ctl_torch_file *t, uint64_t value, size_t bytes)
+{
+    uint8_t text[8];
+    for (size_t i = 0; i < 8; i++) text[i] = (uint8_t)(value >> 8 * i);
+    cairn_ctl_put(t, text, bytes);
+}
+
+void cairn_ctl_put_text(struct ctl_torch_file *t, const char *text)
+{
+    cairn_ctl_put(t, text, strlen(text));
+}
+
+/* ---- the pickle: the few opcodes that it takes ---- */
+
+void cairn_ctl_say(struct ctl_torch_file *t, const char *text)
+{
+    cairn_ctl_put_text(t, "X"); // BINUNICODE
+    cairn_ctl_put_number(t, strlen(text), 4);
+    cairn_ctl_put_text(t, text);
+}
+
+void cairn_ctl_say_number(struct ctl_torch_file *t, uint64_t value)
+{
+    const bool is_small = value <= INT32_MAX;
+    cairn_ctl_put(t, is_small ? "J" : "\x8a\x09",
+                  is_small ? 1 : 2); // BININT, or LONG1 of nine bytes
+    cairn_ctl_put_number(t, value, is_small ? 4 : 8);
+    if (!is_small) cairn_ctl_put_number(t, 0, 1);
+}
+
+void cairn_ctl_say_real(struct ctl_torch_file *t, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    cairn_ctl_put_text(t, "G"); // BINFLOAT, the highest byte first
+    for (size_t i = 8; i-- > 0;) cairn_ctl_put_number(t, bits >> 8 * i, 1);
+}
+
+void cairn_ctl_say_flag(struct ctl_torch_file *t, bool value)
+{
+    cairn_ctl_put_text(t, value ? "\x88" : "\x89");
+}
+
+/* A tensor of a storage: all of it, or a box. */
+void cairn_ctl_say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
+                          const struct cairn_shape *shape, const struct cairn_box *box)
+{
+    const struct ctl_torch_store *s = &t->stores[store];
+    char key[24];
+    uint64_t strides[CAIRN_RANK_MAX], first = 0, stride = 1;
+    for (uint32_t d = shape->rank; d-- > 0; stride *= shape->dim[d]) {
+        strides[d] = stride;
+        if (box != NULL) first += box->start[d] * stride;
+    }
+    snprintf(key, sizeof key, "%zu", store - first_of_archive);
+    cairn_ctl_put_text(t, "ctorch._utils\n_rebuild_tensor_v2\n((");
+    cairn_ctl_say(t, "storage");
+    cairn_ctl_put_text(t, "ctorch\n");
+    cairn_ctl_put_text(t, s->type->storage);
+    cairn_ctl_put_text(t, "\n");
+    cairn_ctl_say(t, key);
+    cairn_ctl_say(t, "cpu");
+    cairn_ctl_say_number(t, s->bytes / s->type->bytes);
+    cairn_ctl_put_text(t, "tQ"); // a reference to what lies beside the pickle
+    cairn_ctl_say_number(t, first);
+    cairn_ctl_put_text(t, "(");
+    for (uint32_t d = 0; d < shape->rank; d++)
+        cairn_ctl_say_number(t, box != NULL ? box->extent[d] : shape->dim[d]);
+    cairn_ctl_put_text(t, "t(");
+    for (uint32_t d = 0; d < shape->rank; d++) cairn_ctl_say_number(t, strides[d]);
+    cairn_ctl_put_text(t, "t");
+    cairn_ctl_say_flag(t, false);
+    cairn_ctl_put_text(t, "ccollections\nOrderedDict\n)RtR");
+}
+
+size_t cairn_ctl_torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store store)
+{
+    if (t->store_count == t->store_capacity && !t->failed) {
+        const size_t wanted = t->store_capacity * 2 + 64;
+        struct ctl_torch_store *grown = realloc(t->stores, wanted * sizeof *grown);
+        t->failed = grown == NULL;
+        if (grown != NULL) {
+            t->stores = grown;
+            t->store_capacity = wanted;
+        }
+    }
+    if (t->failed) return 0;
+    t->stores[t->store_count] = store;
+    return t->store_count++;
+}
+
+/* Takes what was put since, the caller's then: of an archive to come. */
+uint8_t *cairn_ctl_torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out)
+{
+    *bytes_out = t->text_bytes - from;
+    uint8_t *taken = t->failed ? NULL : malloc(*bytes_out + 1);
+    t->failed |= taken == NULL;
+    if (taken != NULL) memcpy(taken, t->text + from, *bytes_out);
+    t->text_bytes = from;
+    return taken;
+}

@@ -1,0 +1,602 @@
+/* The data path of a session: which devices it is opened on, and what is said where nothing comes through, or
+ * nothing any more.
+ *
+ * UCX's devices are fixed when the fabric is opened. Unless they are set, they are those of the routes to the
+ * shards, so that the coordinator is asked for the shards' places first: a Hello without an address, whose
+ * Welcome lists them; then the connection is made anew, with ours. The way to the coordinator says
+ * nothing: it may be a network of management. */
+#include "client/loop.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/device.h"
+#include "client/job.h"
+#include "client/push.h"
+#include "proto/fabric/where.h"
+
+#define SHARDS_WAIT_MS 3000       /* for the first shard to join a cluster of several hosts */
+#define SENDS_MAX      (1u << 16) /* windows of all shards */
+#define SILENCE_MS \
+    CAIRN_LINK_SILENT_MS /* of a shard that knew of us when we began to speak to it */
+#define STARVED_MS 5000  /* without memory to send to a shard */
+#define LATE_MS    1000  /* between two looks: this process did not run, and read nothing */
+#define INFINIBAND "/sys/class/infiniband"
+
+static const char *text_of(const struct session *s, enum cairn_env_key key)
+{
+    return s->env.values[key].text;
+}
+
+static bool devices_matter(const struct session *s)
+{
+    return s->path.hub == NULL && strcmp(text_of(s, CAIRN_ENV_FABRIC), "mapped") != 0;
+}
+
+/* On loopback, too, it is asked first whether any shard listens there. */
+static bool is_chosen_later(const struct session *s)
+{
+    const char *device = text_of(s, CAIRN_ENV_DEVICE);
+    return devices_matter(s) && (device[0] == '\0' || strcmp(device, "lo") == 0);
+}
+
+static const char *set_or_null(const char *text)
+{
+    return text[0] != '\0' ? text : NULL;
+}
+
+/* Memory of shards of this host is read by copies, since this process cannot map it. */
+static void on_refused(void *session, const char *what)
+{
+    cairn_session_say(session, what);
+}
+
+static cairn_status open_on(struct session *s, const char *devices, const char *transports,
+                            bool has_loopback, struct cairn_sentence *why)
+{
+    enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
+    enum cairn_device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
+    (void)cairn_one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // were judged
+    (void)cairn_device_memory_parse(text_of(s, CAIRN_ENV_DEVICE_MEMORY), &device_memory);
+    const struct cairn_fabric_options options = {
+        .on_message = cairn_link_on_message,
+        .on_message_arg = s,
+        .on_refused = on_refused,
+        .on_mapping = cairn_mapped_on_mapping,
+        .on_mapping_gone = cairn_mapped_on_gone,
+        .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+        .sends_max = SENDS_MAX,
+        .net_devices = set_or_null(devices),
+        .host = set_or_null(text_of(s, CAIRN_ENV_HOST)),
+        .port_range = set_or_null(text_of(s, CAIRN_ENV_PORTS)),
+        .transports = transports,
+        .one_sided = one_sided,
+        .device_memory = device_memory,
+        .has_loopback = has_loopback,
+        .hub = s->path.hub,
+        .device = cairn_card_imports_table(s->imports),
+    };
+    const char *kind = s->path.hub != NULL ? "mem" : text_of(s, CAIRN_ENV_FABRIC);
+    return cairn_fabric_open(kind, &options, &s->path.fabric, why);
+}
+
+/* NULL: the fabric's default, tcp. */
+static const char *set_transports(const struct session *s)
+{
+    const char *transports = text_of(s, CAIRN_ENV_TRANSPORTS);
+    return strcmp(transports, "tcp") == 0 ? NULL : set_or_null(transports);
+}
+
+static void describe(struct session *s, const char *who_chose)
+{
+    char places[CAIRN_PLACE_BYTES];
+    size_t bytes;
+    const void *address = cairn_fabric_address(s->path.fabric, &bytes);
+    const char *kind = cairn_fabric_address_kind(address, bytes);
+    cairn_fabric_address_print_places(address, bytes, places);
+    snprintf(s->path.text, sizeof s->path.text, "%s%s%s%s%s", kind,
+             places[0] != '\0' ? "; between hosts by " : "", places, places[0] != '\0' ? ", " : "",
+             places[0] != '\0' ? who_chose : "");
+}
+
+/* Nothing was chosen. */
+static void describe_set(struct session *s)
+{
+    const char *source = s->env.values[CAIRN_ENV_DEVICE].source;
+    char who[64];
+    snprintf(who, sizeof who, "which %s sets", source != NULL ? source : "the default");
+    describe(s, who);
+}
+
+cairn_status cairn_datapath_open(struct session *s, struct cairn_sentence *why)
+{
+    if (is_chosen_later(s)) return CAIRN_OK;
+    const cairn_status status = open_on(s, text_of(s, CAIRN_ENV_DEVICE), set_transports(s), false,
+                                        why);
+    if (status == CAIRN_OK) describe_set(s);
+    return status;
+}
+
+void cairn_datapath_close(struct session *s)
+{
+    if (s->path.fabric == NULL) return;
+    cairn_fabric_poll_close(&s->path.poll, NULL, NULL);
+    cairn_mapped_release(s);
+    cairn_fabric_close(s->path.fabric);
+    s->path.fabric = NULL;
+}
+
+/* ---- the choice ---- */
+
+static size_t read_places(const Cairn__Welcome *welcome, struct cairn_place *places, size_t max)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < welcome->n_places && count < max; i++)
+        count += cairn_place_parse(welcome->places[i], &places[count]);
+    return count;
+}
+
+/* A shard listens for ucx on loopback: it is one of this host, or useless. */
+static bool has_loopback(const struct cairn_place *places, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(places[i].devices, "lo") == 0 &&
+            strcmp(places[i].transports, CAIRN_PLACE_MAPPED) != 0)
+            return true;
+    return false;
+}
+
+/* The cards first, if they can be opened. */
+static cairn_status open_chosen(struct session *s, const struct cairn_place *places, size_t count,
+                                struct cairn_sentence *why)
+{
+    struct cairn_choice choice;
+    const char *set = set_transports(s), *device = text_of(s, CAIRN_ENV_DEVICE);
+    const bool loopback = has_loopback(places, count);
+    cairn_choose(places, device[0] != '\0' ? 0 : count, INFINIBAND, &choice);
+    cairn_status status = CAIRN_ERR_UNREACHABLE;
+    if (choice.transports != NULL)
+        status = open_on(s, choice.devices, set != NULL ? set : choice.transports, loopback, why);
+    if (status != CAIRN_OK) {
+        cairn_choose(places, device[0] != '\0' ? 0 : count, "", &choice);
+        if (strcmp(text_of(s, CAIRN_ENV_FABRIC), "ucx") == 0) // it is one fabric
+            for (char *c = choice.devices; *c != '\0'; c++) *c = *c == ';' ? ',' : *c;
+        status = open_on(s, device[0] != '\0' ? device : choice.devices, set, loopback, why);
+    }
+    if (status == CAIRN_OK && device[0] != '\0')
+        describe_set(s);
+    else if (status == CAIRN_OK)
+        describe(s, choice.devices[0] != '\0' ? "chosen by the routes to the shards"
+                                              : "since no shard with a route was known");
+    return status;
+}
+
+static bool is_loopback(const char *ip)
+{
+    return strncmp(ip, "127.", 4) == 0 || strcmp(ip, "::1") == 0;
+}
+
+/* Its shards are, most likely, on this host, too. */
+static bool is_local(const struct cairn_address *coordinator)
+{
+    return coordinator->is_unix || strcmp(coordinator->host, "localhost") == 0 ||
+           is_loopback(coordinator->host);
+}
+
+bool cairn_datapath_choose(struct session *s, const Cairn__Welcome *welcome,
+                           struct cairn_sentence *why, cairn_status *status_out)
+{
+    struct cairn_place places[64];
+    const size_t count = read_places(welcome, places, sizeof places / sizeof *places);
+    const uint64_t now_ms = cairn_client_now_ms();
+    const uint64_t most_ms = s->connect_ms / 2; // cairn_open may not fail for want of shards
+    const uint64_t wait_ms = most_ms < SHARDS_WAIT_MS ? most_ms : SHARDS_WAIT_MS;
+    *status_out = CAIRN_OK;
+    if (s->path.asked_ms == 0) s->path.asked_ms = now_ms;
+    if (count == 0 && !is_local(&s->endpoint) && now_ms - s->path.asked_ms < wait_ms) return false;
+    *status_out = open_chosen(s, places, count, why);
+    if (*status_out == CAIRN_OK &&
+        cairn_fabric_poll_init(&s->path.poll, &s->loop.uv, s->path.fabric, 0) != CAIRN_OK) {
+        cairn_fabric_close(s->path.fabric);
+        s->path.fabric = NULL;
+        *status_out = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no event loop for it");
+    }
+    return true;
+}
+
+/* ---- a way that leads nowhere ---- */
+
+static bool is_open_on(const void *address, size_t bytes, const char *device)
+{
+    struct cairn_place place;
+    for (int i = 0; cairn_fabric_address_place(address, bytes, i, &place); i++)
+        if (cairn_devices_have(place.devices, device)) return true;
+    return false;
+}
+
+static void add_advice(const void *address, size_t bytes, const struct cairn_place *there,
+                       struct cairn_sentence *out)
+{
+    struct cairn_route route;
+    if (is_loopback(there->ip))
+        cairn_sentence_add(
+            out, "the shard listens on loopback only: set fabric.device of that cairn-shard to the "
+                 "device of the data network (CAIRN_FABRIC_DEVICE here is found by it)");
+    else if (!cairn_route_find(there->ip, &route))
+        cairn_sentence_add(out, "this host has no route to it: give it one, or set fabric.device "
+                                "there and CAIRN_FABRIC_DEVICE here to devices of one network");
+    else if (!is_open_on(address, bytes, route.device))
+        cairn_sentence_add(out, "the route to it is device %s: set CAIRN_FABRIC_DEVICE=%s",
+                           route.device, route.device);
+    else
+        cairn_sentence_add(out,
+                           "look for a firewall on the way, in both directions, or set "
+                           "fabric.device there and CAIRN_FABRIC_DEVICE here to another network");
+}
+
+/* "from here (ADDRESS) to it (ADDRESS)" */
+static void add_way(const struct shard_link *link, const struct cairn_place *there,
+                    struct cairn_sentence *out)
+{
+    char here[CAIRN_PLACE_BYTES];
+    size_t bytes;
+    const void *address = cairn_fabric_address(link->job->session->path.fabric, &bytes);
+    cairn_fabric_address_print_places(address, bytes, here);
+    cairn_sentence_add(out, "the data path from here (%s) to it (%s %s %s)", here, there->ip,
+                       there->devices, there->transports);
+}
+
+static void add_advice_here(const struct shard_link *link, const struct cairn_place *there,
+                            struct cairn_sentence *out)
+{
+    size_t bytes;
+    const void *address = cairn_fabric_address(link->job->session->path.fabric, &bytes);
+    add_advice(address, bytes, there, out);
+}
+
+/* To a shard that listens on no network. */
+static void add_advice_mapped(const struct shard_link *link, struct cairn_sentence *out)
+{
+    size_t bytes;
+    const void *address = cairn_fabric_address(link->job->session->path.fabric, &bytes);
+    cairn_sentence_add(
+        out,
+        "it takes data from its own host only, by mapped memory, and fabric %s of this process "
+        "does "
+        "not lead there: on another host set fabric.device of that cairn-shard to the device of "
+        "the data network; on its host leave CAIRN_FABRIC here unset, or set fabric.kind = ucx "
+        "there",
+        cairn_fabric_address_kind(address, bytes));
+}
+
+/* It was never heard. */
+static void fail_job(struct shard_link *link)
+{
+    struct cairn_place there;
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "nothing came from shard %s in %d s: ", link->name, SILENCE_MS / 1000);
+    if (cairn_fabric_address_place(link->address, link->address_bytes, 0, &there)) {
+        add_way(link, &there, &why);
+        cairn_sentence_add(&why, " does not lead there and back; ");
+        add_advice_here(link, &there, &why);
+    } else {
+        add_advice_mapped(link, &why);
+    }
+    cairn_job_fail(link->job, CAIRN_ERR_UNREACHABLE, why.text);
+}
+
+/* ---- a way that led there ---- */
+
+static void explain_silence(const struct shard_link *link, struct cairn_sentence *out)
+{
+    struct cairn_place there;
+    if (!cairn_fabric_address_place(link->address, link->address_bytes, 0, &there)) return;
+    cairn_sentence_set(out, "nothing has come from shard %s for %d s and more over ", link->name,
+                       SILENCE_MS / 1000);
+    add_way(link, &there, out);
+    cairn_sentence_add(out, ", which led there before: if the shard runs, ");
+    add_advice_here(link, &there, out);
+}
+
+/* No shard is to blame: what would go to it is not sent. */
+static void explain_starving(const struct shard_link *link, struct cairn_sentence *out)
+{
+    cairn_sentence_set(
+        out,
+        "this process has no memory to send to shard %s (%zu bytes at a time): free some, or "
+        "raise its limits (ulimit -v, memory.max of its control group, vm.max_map_count)",
+        link->name, link->conn.starved.bytes);
+}
+
+/* Writes into the job which link is silent or starved: the first such link, and how many more there
+ * are. */
+static void note_silence(struct job *job)
+{
+    struct cairn_sentence silence = { "" };
+    uint32_t more = 0;
+    for (uint32_t i = 0; i < job->shards.count; i++) {
+        const struct shard_link *link = job->shards.links[i];
+        if (!link->silent && !link->starves) continue;
+        if (silence.text[0] != '\0')
+            more++;
+        else if (link->starves)
+            explain_starving(link, &silence);
+        else
+            explain_silence(link, &silence);
+    }
+    if (more > 0)
+        cairn_sentence_add(&silence, " (and so it is with %" PRIu32 " shards more)", more);
+    pthread_mutex_lock(&job->session->lock);
+    job->shards.silence = silence;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+static void begin_silence(struct shard_link *link)
+{
+    struct cairn_sentence silence = { "" };
+    link->silent = true;
+    note_silence(link->job);
+    explain_silence(link, &silence);
+    if (silence.text[0] != '\0' && link->job->session->on_wait == NULL)
+        fprintf(stderr, "cairn: job %s: %s\n", link->job->name, silence.text);
+}
+
+static void end_silence(struct shard_link *link, bool is_heard)
+{
+    if (!link->silent) return;
+    link->silent = false;
+    note_silence(link->job);
+    if (is_heard && link->job->session->on_wait == NULL)
+        fprintf(stderr, "cairn: job %s: shard %s is heard again\n", link->job->name, link->name);
+}
+
+/* ---- a process without memory ---- */
+
+/* Fails the job for this worker when memory to send stays away for STARVED_MS: a chunk that is half
+ * sent counts neither as sent nor as absent, so the round could not end. */
+static void judge_memory(struct shard_link *link, uint64_t now_ms)
+{
+    const uint64_t starved_ms = cairn_chunk_link_starved_ms(&link->conn, now_ms);
+    const bool starves = starved_ms > 0;
+    struct cairn_sentence why;
+    if (link->starves != starves) {
+        link->starves = starves;
+        note_silence(link->job);
+    }
+    if (starved_ms < STARVED_MS || link->job->failure.status != CAIRN_OK) return;
+    explain_starving(link, &why);
+    cairn_sentence_add(&why, "; it has been so for %d s: close the job, and open it again",
+                       STARVED_MS / 1000);
+    cairn_job_fail(link->job, CAIRN_ERR_NO_MEMORY, why.text);
+}
+
+/* ---- all of them ---- */
+
+void cairn_datapath_heard(struct shard_link *link)
+{
+    link->reached = true;
+    link->unheard_since_ms = 0;
+}
+
+/* A shard is silent only where it would speak: it answers the HELLO by which a silence is broken. A shard
+ * of this host need not be judged, since its end is noticed; unless it has left the job, of which its
+ * process may know nothing any more. */
+static bool would_speak(const struct shard_link *link, bool has_left)
+{
+    if (link->address_bytes == 0) return false;
+    if (cairn_chunk_link_shares(&link->conn) && !has_left) return false;
+    return !link->reached ||
+           (link->job->attachment.state == JOB_ATTACHED && link->conn.hands->waits(&link->conn));
+}
+
+void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
+{
+    const bool has_left = cairn_bodies_left_by(link->job, link->index);
+    const bool speaks = would_speak(link, has_left), is_heard = link->unheard_since_ms == 0;
+    const bool is_late = now_ms - link->judged_ms > LATE_MS;
+    judge_memory(link, now_ms);
+    link->judged_ms = now_ms;
+    if (!speaks || is_heard || has_left) end_silence(link, is_heard);
+    if (!speaks || is_late || is_heard) link->unheard_since_ms = now_ms;
+    if (link->silent || now_ms - link->unheard_since_ms < SILENCE_MS) return;
+    if (has_left) {
+        cairn_recut_gone(link);
+        return;
+    }
+    if (link->reached) {
+        begin_silence(link);
+        return;
+    }
+    link->unheard_since_ms = 0;
+    if (link->job->failure.status == CAIRN_OK) fail_job(link);
+}
+
+/* ==== link ==== */
+
+/* Connections to the shards of a job, and what comes over them. Loop thread.
+ *
+ * A shard may speak for others (proto/wire/chunk.h, "Relays"): what concerns the connection is its link's,
+ * what concerns chunks is the owner's. */
+
+static struct shard_link *link_of(const struct cairn_chunk_link *conn)
+{
+    return (struct shard_link *)((char *)conn - offsetof(struct shard_link, conn));
+}
+
+static void sign(const struct cairn_chunk_link *conn, struct cairn_chunk_header *header)
+{
+    const struct job *job = link_of(conn)->job;
+    header->job = job->attachment.job;
+    header->member = job->member.id;
+    header->token = job->member.token;
+}
+
+static bool waits(const struct cairn_chunk_link *conn)
+{
+    const struct shard_link *link = link_of(conn);
+    return link->asked > 0 || !TAILQ_EMPTY(&link->asker.waiting) || cairn_pushes_waits(link);
+}
+
+static void lost(struct cairn_chunk_link *conn)
+{
+    struct shard_link *link = link_of(conn);
+    cairn_pushes_lost(link);
+    cairn_transfer_lost(link);
+    link->relays = false;
+}
+
+static const struct cairn_chunk_link_hands hands = { .sign = sign, .waits = waits, .lost = lost };
+
+static struct shard_link *open_link(struct job *job, uint32_t index)
+{
+    struct shard_link *link = calloc(1, sizeof *link);
+    if (link != NULL) TAILQ_INIT(&link->staging.queue);
+    if (link == NULL) return NULL;
+    link->job = job;
+    link->index = index;
+    link->conn.hands = &hands;
+    cairn_asker_open(&link->asker, cairn_transfer_send);
+    return link;
+}
+
+cairn_status cairn_links_add(struct job *job, uint32_t count)
+{
+    struct job_shards *shards = &job->shards;
+    if (count <= shards->count) return CAIRN_OK;
+    struct shard_link **links = realloc(shards->links, count * sizeof(struct shard_link *));
+    if (links == NULL) return CAIRN_ERR_NO_MEMORY;
+    shards->links = links;
+    for (; shards->count < count; shards->count++) {
+        links[shards->count] = open_link(job, shards->count);
+        if (links[shards->count] == NULL) return CAIRN_ERR_NO_MEMORY;
+    }
+    return CAIRN_OK;
+}
+
+void cairn_links_release(struct job *job)
+{
+    for (uint32_t i = 0; i < job->shards.count; i++) {
+        cairn_chunk_link_close(&job->shards.links[i]->conn);
+        free(job->shards.links[i]->address);
+        free(job->shards.links[i]);
+    }
+    free(job->shards.links);
+    pthread_mutex_lock(&job->session->lock);
+    job->shards = (struct job_shards) { .links = NULL };
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
+{
+    const struct job *job = link->job;
+    const bool is_wanted = !cairn_bodies_left_by(job, link->index) || waits(&link->conn);
+    const bool connects = job->bodies != NULL && !job->closing && is_wanted;
+    cairn_datapath_judge(link, now_ms);
+    cairn_asker_retry(&link->asker);
+    cairn_chunk_link_tick(&link->conn, connects ? job->session->path.fabric : NULL, link->address,
+                          link->address_bytes, now_ms);
+}
+
+/* ---- what comes in ---- */
+
+/* The job that a header is for; the token says that it is from one of its shards. */
+static struct job *job_of_header(struct session *s, const struct cairn_chunk_header *h)
+{
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->member.id == h->member && job->member.token == h->token && job->bodies != NULL)
+            return job;
+    return NULL;
+}
+
+/* In whose name a shard sends: the index of the owner is in the place of the tile. */
+static struct shard_link *link_of_header(struct job *job, const struct cairn_chunk_header *h)
+{
+    if (h->tile >= job->shards.count) return NULL;
+    if (h->kind == CAIRN_CHUNK_GRANT && h->tensor > job->shards.count) return NULL;
+    return job->shards.links[h->tile];
+}
+
+/* Which shard sends it, as far as that can be told: the one that we asked. */
+static struct shard_link *sender_of_header(struct shard_link *owner,
+                                           const struct cairn_chunk_header *h)
+{
+    struct job *job = owner->job;
+    if (h->kind == CAIRN_CHUNK_HELLO) return owner;
+    if (h->kind == CAIRN_CHUNK_GRANT)
+        return h->tensor == 0 ? owner : job->shards.links[h->tensor - 1];
+    if ((h->request & CAIRN_REQUEST_OF_ASKER) == 0)
+        return owner->carrier != NULL ? owner->carrier : owner;
+    const struct parcel *parcel = cairn_parcel_of_request(job, h->request);
+    return parcel != NULL && parcel->shard == owner->index ? job->shards.links[parcel->via] : owner;
+}
+
+static void take_hello(struct shard_link *link, const struct cairn_chunk_header *h)
+{
+    const struct job *job = link->job;
+    const uint64_t way = h->request;
+    link->takes_unsummed = (h->value & CAIRN_CHUNK_UNSUMMED) != 0;
+    if (cairn_chunk_link_on_hello(&link->conn, way)) {
+        cairn_transfer_lost(link);
+        for (uint32_t i = 0; link->relays && i < job->shards.count; i++)
+            cairn_asker_pump(&job->shards.links[i]->asker);
+        cairn_asker_retry(&link->asker);
+    }
+    cairn_pushes_on_hello(link, way);
+}
+
+static void take_grant(struct shard_link *owner, const struct cairn_chunk_header *h)
+{
+    if (!cairn_grant_is_newer(&owner->grant, h)) return;
+    owner->grant = *h;
+    owner->declined = false;
+    if (h->tensor != 0) cairn_pushes_granter(owner)->relays = true;
+    cairn_pushes_on_grant(owner);
+    cairn_asker_pump(&owner->asker);
+}
+
+static void take(struct shard_link *link, const struct cairn_chunk_header *h,
+                 struct cairn_fabric_message *message)
+{
+    switch (h->kind) {
+    case CAIRN_CHUNK_HELLO: take_hello(link, h); break;
+    case CAIRN_CHUNK_GRANT: take_grant(link, h); break;
+    case CAIRN_CHUNK_MICRO_ACK:
+        cairn_pusher_on_answer(&link->job->pushing.pusher, link->index, h);
+        break;
+    case CAIRN_CHUNK_ACK:
+    case CAIRN_CHUNK_NAK: {
+        // Pushes go by the push machine's own numbers.
+        if ((h->request & CAIRN_REQUEST_OF_ASKER) != 0)
+            cairn_transfer_on_answer(link, h);
+        else
+            cairn_pusher_on_answer(&link->job->pushing.pusher, link->index, h);
+        break;
+    }
+    case CAIRN_CHUNK_DATA: cairn_transfer_on_data(link, h, message); return;
+    default: break;
+    }
+    if (message != NULL) cairn_fabric_drop(message);
+}
+
+void cairn_link_on_message(void *session, const void *header, size_t header_bytes,
+                           size_t payload_bytes, struct cairn_fabric_message *message)
+{
+    struct session *s = session;
+    struct cairn_chunk_header h;
+    struct job *job = NULL;
+    struct shard_link *link = NULL, *sender = NULL;
+    if (cairn_chunk_decode(header, header_bytes, payload_bytes, &h) == CAIRN_OK)
+        job = job_of_header(s, &h);
+    if (job != NULL) link = link_of_header(job, &h);
+    if (link != NULL) sender = sender_of_header(link, &h);
+    if (link != NULL && cairn_chunk_link_heard(&sender->conn)) {
+        cairn_datapath_heard(sender);
+        take(link, &h, message);
+        cairn_session_kick(s); // a stalled command may go on
+    } else if (message != NULL) {
+        cairn_fabric_drop(message);
+    }
+}

@@ -1,0 +1,1027 @@
+#include "client/device.h"
+
+#include <cairn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/base.h"
+#include "client/mutant.h"
+#include "gpu/cuda/vmm.h"
+#include "proto/base/machine.h"
+#include "proto/geometry/layout.h"
+
+/* ==== card ==== */
+
+#define CARDS_MAX 64
+
+static struct {
+    pthread_mutex_t lock; /* guards what follows */
+    bool is_open;
+    struct cairn_driver driver; /* constant once is_open */
+    struct card *cards[CARDS_MAX];
+} door = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+cairn_status cairn_card_fail(int result, cairn_status status, const char *doing,
+                             struct cairn_sentence *why)
+{
+    char text[CAIRN_DRIVER_TEXT_BYTES];
+    return cairn_fail(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : status,
+                      "%s: %s", doing, cairn_driver_explain(&door.driver, result, text));
+}
+
+/* ---- the context ---- */
+
+/* For each thread: how many calls deep it is in the library, and the capture mode it had
+ * outside. */
+static __thread int depth, mode_outside;
+
+/* Relaxes the thread's capture mode: then the library's calls become part of no graph that the
+ * caller captures, and do not end a capture by another thread. */
+static int relax(const struct cairn_driver *driver)
+{
+    int mode = CAIRN_CU_CAPTURE_RELAXED;
+    if (depth > 0) return depth++, CAIRN_CU_OK;
+    const int result = driver->cuThreadExchangeStreamCaptureMode(&mode);
+    if (result != CAIRN_CU_OK) return result;
+    mode_outside = mode;
+    depth++;
+    return CAIRN_CU_OK;
+}
+
+static void unrelax(const struct cairn_driver *driver)
+{
+    if (--depth == 0) (void)driver->cuThreadExchangeStreamCaptureMode(&mode_outside);
+}
+
+cairn_status cairn_card_enter(const struct card *card, struct cairn_sentence *why)
+{
+    int result = relax(card->driver);
+    if (result == CAIRN_CU_OK) {
+        result = card->driver->cuCtxPushCurrent(card->context);
+        if (result != CAIRN_CU_OK) unrelax(card->driver);
+    }
+    return result == CAIRN_CU_OK
+               ? CAIRN_OK
+               : cairn_card_fail(result, CAIRN_ERR_IO, "its context is not to be had", why);
+}
+
+void cairn_card_leave(const struct card *card)
+{
+    struct CUctx_st *own;
+    (void)card->driver->cuCtxPopCurrent(&own);
+    unrelax(card->driver);
+}
+
+/* ---- opening ---- */
+
+/* Opens the side stream with the greatest priority. Such streams have hardware queues that the
+ * caller's streams do not share; in a shared one, a copy could be queued behind the very wait that
+ * it is to end. */
+static int open_side(struct card *card)
+{
+    int least, greatest;
+    const int result = card->driver->cuCtxGetStreamPriorityRange(&least, &greatest);
+    if (result != CAIRN_CU_OK) return result;
+    return card->driver->cuStreamCreateWithPriority(&card->side, CAIRN_CU_STREAM_NON_BLOCKING,
+                                                    greatest);
+}
+
+static int open_copies(struct card *card)
+{
+    pthread_mutex_init(&card->copies_lock, NULL);
+    return card->driver->cuEventCreate(&card->copied, CAIRN_CU_EVENT_BLOCKING_SYNC |
+                                                          CAIRN_CU_EVENT_DISABLE_TIMING);
+}
+
+static cairn_status open_context(struct card *card, struct cairn_sentence *why)
+{
+    const struct cairn_driver *driver = card->driver;
+    struct cairn_cu_uuid uuid;
+    int has_memory = 0, has_handles = 0;
+    size_t granularity = 0;
+    int result = driver->cuDeviceGet(&card->device, card->number);
+    if (result == CAIRN_CU_OK) result = driver->cuDeviceGetUuid(&uuid, card->device);
+    if (result == CAIRN_CU_OK)
+        result = driver->cuDeviceGetAttribute(&has_memory, CAIRN_CU_HAS_VIRTUAL_MEMORY,
+                                              card->device);
+    if (result == CAIRN_CU_OK)
+        result = driver->cuDeviceGetAttribute(&has_handles, CAIRN_CU_HAS_POSIX_HANDLES,
+                                              card->device);
+    if (result != CAIRN_CU_OK)
+        return cairn_card_fail(result, CAIRN_ERR_IO, "the driver does not describe it", why);
+    memcpy(card->uuid, uuid.bytes, sizeof card->uuid);
+    card->numa_node = cairn_driver_numa_node(driver, card->device);
+    card->exports = has_memory != 0 && has_handles != 0;
+    card->is_reached = cairn_vmm_is_reached(driver, card->device);
+    card->has_dma_buf = cairn_vmm_has_dma_buf(driver, card->device);
+    card->order = cairn_vmm_order(driver, card->device);
+    result = driver->cuDevicePrimaryCtxRetain(&card->context, card->device);
+    if (result != CAIRN_CU_OK)
+        return cairn_card_fail(result, CAIRN_ERR_IO, "its context does not open", why);
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(card->device, true,
+                                                                card->is_reached);
+    cairn_status status = cairn_card_enter(card, why);
+    if (status != CAIRN_OK) return status;
+    if (card->exports)
+        result = driver->cuMemGetAllocationGranularity(&granularity, &how,
+                                                       CAIRN_CU_GRANULARITY_MINIMUM);
+    if (result == CAIRN_CU_OK) result = open_side(card);
+    if (result == CAIRN_CU_OK) result = open_copies(card);
+    cairn_card_leave(card);
+    card->granularity = granularity;
+    return result == CAIRN_CU_OK ? CAIRN_OK
+                                 : cairn_card_fail(result, CAIRN_ERR_IO, "no stream of it", why);
+}
+
+/* Under the lock. */
+static cairn_status open_driver(void)
+{
+    struct cairn_sentence why;
+    if (door.is_open) return CAIRN_OK;
+    const cairn_status status = cairn_driver_open(&door.driver, &why);
+    if (status != CAIRN_OK)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED, "no GPU can be used: %s; give host memory",
+                                 why.text);
+    door.is_open = true;
+    return CAIRN_OK;
+}
+
+static cairn_status open_card(int number, struct card **card_out)
+{
+    int count = 0;
+    struct cairn_sentence why;
+    if (door.driver.cuDeviceGetCount(&count) != CAIRN_CU_OK) count = 0;
+    if (number < 0 || number >= count || number >= CARDS_MAX)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "there is no GPU %d: this process sees %d, and they count from 0 "
+                                 "(nvidia-smi -L, and the environment's CUDA_VISIBLE_DEVICES)",
+                                 number, count);
+    struct card *card = calloc(1, sizeof *card);
+    if (card == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    card->driver = &door.driver;
+    card->number = number;
+    cairn_status status = CAIRN_ERR_IO;
+    const int result = relax(&door.driver);
+    if (result == CAIRN_CU_OK) {
+        status = open_context(card, &why);
+        unrelax(&door.driver);
+    } else
+        cairn_card_fail(result, status, "the driver does not begin with it", &why);
+    if (status == CAIRN_OK) {
+        cairn_card_make_words(card);
+        *card_out = card;
+        return CAIRN_OK;
+    }
+    if (card->context != NULL) (void)door.driver.cuDevicePrimaryCtxRelease(card->device);
+    free(card);
+    return cairn_client_fail(status, "GPU %d: %s", number, why.text);
+}
+
+cairn_status cairn_card_get(int number, struct card **card_out)
+{
+    pthread_mutex_lock(&door.lock);
+    cairn_status status = open_driver();
+    struct card *card = number >= 0 && number < CARDS_MAX ? door.cards[number] : NULL;
+    if (status == CAIRN_OK && card == NULL) status = open_card(number, &card);
+    if (status == CAIRN_OK) door.cards[number] = card;
+    pthread_mutex_unlock(&door.lock);
+    if (status == CAIRN_OK) *card_out = card;
+    return status;
+}
+
+cairn_status cairn_card_of_device(int device, const char *what, struct card **card_out)
+{
+    *card_out = NULL;
+    if (device == 0) return CAIRN_OK;
+    if (device >= CAIRN_GPU(0)) return cairn_card_get(device - CAIRN_GPU(0), card_out);
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "%s is %d; allowed: 0 = the host, CAIRN_GPU(n) = GPU n", what, device);
+}
+
+cairn_status cairn_card_of_thread(struct card *other, struct card **card_out)
+{
+    pthread_mutex_lock(&door.lock);
+    const cairn_status status = open_driver();
+    pthread_mutex_unlock(&door.lock);
+    int device = 0;
+    if (status != CAIRN_OK) return status;
+    if (door.driver.cuCtxGetDevice(&device) == CAIRN_CU_OK) return cairn_card_get(device, card_out);
+    if (other == NULL) return cairn_card_get(0, card_out);
+    *card_out = other;
+    return CAIRN_OK;
+}
+
+int cairn_card_number(const struct card *card)
+{
+    return card->number;
+}
+
+const uint8_t *cairn_card_uuid(const struct card *card)
+{
+    return card->uuid;
+}
+
+/* ==== import ==== */
+
+/* The segments of one copy: no shard publishes more on a card. */
+#define SEGMENTS_MAX 4092
+#define LATE_MAX     256 /* segments that are mapped later; each keeps a descriptor */
+
+/* FREE ─► SHOWN ─► MAPPED ─► LEFT ─► FREE: where a stream waits, SHOWN and LEFT wait for the next turn. */
+enum slot_state { SLOT_FREE, SLOT_SHOWN, SLOT_MAPPED, SLOT_LEFT, SLOT_REFUSED };
+
+/* Where a segment is, or will be. */
+struct slot {
+    enum slot_state state;
+    int fd;         /* owned, of SLOT_SHOWN */
+    uint64_t bytes; /* of what was shown */
+};
+
+/* Addresses for the segments of a copy. */
+struct span {
+    struct span *next;
+    struct cairn_published_note note; /* of the copy: its segment is 0 */
+    uint64_t at, bytes;
+    uint32_t used;       /* slots that are not SLOT_FREE */
+    struct slot slots[]; /* [note.segment_count] */
+};
+
+struct card_imports {
+    struct cairn_fabric_device table;
+    const struct card *card;
+    struct span *spans;
+    uint32_t late;             /* slots of SLOT_SHOWN and SLOT_LEFT */
+    struct cairn_sentence why; /* of the last of SLOT_REFUSED */
+};
+
+/* ---- addresses ---- */
+
+static cairn_status find_span(struct card_imports *imports, struct cairn_published_note note,
+                              struct span **span_out, struct cairn_sentence *why)
+{
+    struct span *span = imports->spans;
+    const uint32_t segment = note.segment;
+    note.segment = 0;
+    // A shard that was lost shows it again, perhaps while somebody still reads what it showed before.
+    while (span != NULL && (memcmp(&span->note, &note, sizeof note) != 0 ||
+                            span->slots[segment].state != SLOT_FREE))
+        span = span->next;
+    *span_out = span;
+    if (span != NULL) return CAIRN_OK;
+    span = calloc(1, sizeof *span + note.segment_count * sizeof *span->slots);
+    if (span == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    span->note = note;
+    span->bytes = note.segment_count * CAIRN_SEGMENT_BYTES;
+    const int result = imports->card->driver->cuMemAddressReserve(&span->at, (size_t)span->bytes, 0,
+                                                                  0, 0);
+    if (result != CAIRN_CU_OK) {
+        free(span);
+        return cairn_card_fail(result, CAIRN_ERR_IO, "no addresses for a published copy", why);
+    }
+    span->next = imports->spans;
+    imports->spans = *span_out = span;
+    return CAIRN_OK;
+}
+
+static void drop_if_empty(struct card_imports *imports, struct span *span)
+{
+    struct span **link = &imports->spans;
+    if (span->used > 0) return;
+    while (*link != span) link = &(*link)->next;
+    *link = span->next;
+    (void)imports->card->driver->cuMemAddressFree(span->at, (size_t)span->bytes);
+    free(span);
+}
+
+/* ---- one segment ---- */
+
+/* The driver does not say whether the descriptor is wrong or this process lacks something: a refusal is
+ * CAIRN_ERR_IO, by which the shard is told to send what it publishes through the host. */
+static cairn_status map_import(const struct card *card, uint64_t at, uint64_t bytes, int fd,
+                               struct cairn_sentence *why)
+{
+    const struct cairn_driver *driver = card->driver;
+    unsigned long long handle;
+    int result = driver->cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)(unsigned)fd,
+                                                        CAIRN_CU_HANDLE_POSIX);
+    if (result != CAIRN_CU_OK)
+        return cairn_card_fail(result, CAIRN_ERR_IO, "the driver does not import it", why);
+    result = driver->cuMemMap(at, (size_t)bytes, 0, handle, 0);
+    if (result == CAIRN_CU_OK) {
+        result = cairn_vmm_open_to_read(driver, card->device, at, bytes);
+        if (result != CAIRN_CU_OK) (void)driver->cuMemUnmap(at, (size_t)bytes);
+    }
+    (void)driver->cuMemRelease(handle); // the map keeps the memory
+    return result == CAIRN_CU_OK
+               ? CAIRN_OK
+               : cairn_card_fail(result, CAIRN_ERR_IO,
+                                 "the driver does not map what a shard publishes", why);
+}
+
+/* Between cairn_card_change_begin and _end. */
+static cairn_status map_slot(const struct card_imports *imports, struct span *span,
+                             struct slot *slot, int fd, struct cairn_sentence *why)
+{
+    const uint64_t at = span->at + (uint64_t)(slot - span->slots) * CAIRN_SEGMENT_BYTES;
+    return map_import(imports->card, at, slot->bytes, fd, why);
+}
+
+static void set(struct card_imports *imports, struct span *span, struct slot *slot,
+                enum slot_state state)
+{
+    imports->late -= slot->state == SLOT_SHOWN || slot->state == SLOT_LEFT;
+    imports->late += state == SLOT_SHOWN || state == SLOT_LEFT;
+    span->used -= slot->state != SLOT_FREE;
+    span->used += state != SLOT_FREE;
+    slot->state = state;
+}
+
+/* Uses the descriptor up if it is OK. */
+static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
+                                   const struct cairn_published_note *note, int fd,
+                                   void **address_out, struct cairn_sentence *why)
+{
+    struct span *span;
+    cairn_status status = find_span(imports, *note, &span, why);
+    if (status != CAIRN_OK) return status;
+    struct slot *slot = &span->slots[note->segment];
+    slot->bytes = bytes;
+    if (cairn_card_change_begin()) {
+        status = map_slot(imports, span, slot, fd, why);
+        cairn_card_change_end();
+        if (status == CAIRN_OK) {
+            set(imports, span, slot, SLOT_MAPPED);
+            close(fd); // an open one keeps the memory taken
+        }
+    } else if (imports->late >= LATE_MAX) {
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                            "more is shown than can be put off while a stream waits");
+    } else {
+        set(imports, span, slot, SLOT_SHOWN);
+        slot->fd = fd;
+    }
+    if (status == CAIRN_OK)
+        *address_out = (void *)(uintptr_t)(span->at + note->segment * CAIRN_SEGMENT_BYTES);
+    drop_if_empty(imports, span);
+    return status;
+}
+
+/* ---- what was put off ---- */
+
+static struct slot *slot_at(const struct card_imports *imports, const void *address,
+                            struct span **span_out)
+{
+    const uint64_t at = (uint64_t)(uintptr_t)address;
+    struct span *span = imports->spans;
+    while (at - span->at >= span->bytes) span = span->next; // it is in one
+    *span_out = span;
+    return &span->slots[(at - span->at) / CAIRN_SEGMENT_BYTES];
+}
+
+static void map_late(struct card_imports *imports, struct span *span, struct slot *slot)
+{
+    const cairn_status status = map_slot(imports, span, slot, slot->fd, &imports->why);
+    close(slot->fd);
+    set(imports, span, slot, status == CAIRN_OK ? SLOT_MAPPED : SLOT_REFUSED);
+}
+
+static void unmap_import(struct card_imports *imports, struct span *span, struct slot *slot)
+{
+    const uint64_t at = span->at + (uint64_t)(slot - span->slots) * CAIRN_SEGMENT_BYTES;
+    (void)imports->card->driver->cuMemUnmap(at, (size_t)slot->bytes);
+    set(imports, span, slot, SLOT_FREE);
+}
+
+void cairn_card_imports_turn(struct card_imports *imports)
+{
+    if (imports == NULL || imports->late == 0) return;
+    if (cairn_card_enter(imports->card, NULL) != CAIRN_OK) return; // all is gone with the context
+    for (struct span *span = imports->spans, *next; span != NULL; span = next) {
+        next = span->next;
+        for (uint32_t i = 0; i < span->note.segment_count; i++) {
+            struct slot *slot = &span->slots[i];
+            if (slot->state == SLOT_SHOWN) map_late(imports, span, slot);
+            if (slot->state == SLOT_LEFT) unmap_import(imports, span, slot);
+        }
+        drop_if_empty(imports, span);
+    }
+    cairn_card_leave(imports->card);
+}
+
+bool cairn_card_imports_wait(const struct card_imports *imports)
+{
+    return imports != NULL && imports->late > 0;
+}
+
+enum card_import cairn_card_imports_state(const struct card_imports *imports, const void *address)
+{
+    struct span *span;
+    const enum slot_state state = slot_at(imports, address, &span)->state;
+    if (state == SLOT_MAPPED) return CARD_IMPORT_THERE;
+    return state == SLOT_REFUSED ? CARD_IMPORT_REFUSED : CARD_IMPORT_LATER;
+}
+
+const char *cairn_card_imports_why(const struct card_imports *imports)
+{
+    return imports->why.text;
+}
+
+/* ---- the fabric's ---- */
+
+static cairn_status import(void *context, const struct cairn_fabric_offer *offer, int fd,
+                           void **address_out, struct cairn_sentence *why)
+{
+    struct card_imports *imports = context;
+    struct cairn_published_note note;
+    cairn_status status = CAIRN_ERR_REFUSED;
+    cairn_sentence_set(why, "memory of a card is shown that is no published copy");
+    if (offer->note_bytes == sizeof note) {
+        memcpy(&note, offer->note, sizeof note);
+        if (note.magic == CAIRN_PUBLISHED_MAGIC && note.side == CAIRN_PUBLISHED_DEVICE &&
+            note.segment_count <= SEGMENTS_MAX && note.segment < note.segment_count &&
+            offer->bytes <= CAIRN_SEGMENT_BYTES)
+            status = cairn_card_enter(imports->card, why);
+    }
+    if (status == CAIRN_OK) {
+        status = import_segment(imports, offer->bytes, &note, fd, address_out, why);
+        cairn_card_leave(imports->card);
+    }
+    if (status != CAIRN_OK) close(fd);
+    return status;
+}
+
+static void release(void *context, void *address, uint64_t bytes)
+{
+    struct card_imports *imports = context;
+    struct span *span;
+    struct slot *slot = slot_at(imports, address, &span);
+    (void)bytes; // the slot's
+    if (slot->state == SLOT_SHOWN) close(slot->fd);
+    if (cairn_card_enter(imports->card, NULL) != CAIRN_OK) { // it is gone with the context
+        if (slot->state == SLOT_SHOWN) set(imports, span, slot, SLOT_REFUSED);
+        return;
+    }
+    if (slot->state != SLOT_MAPPED) {
+        set(imports, span, slot, SLOT_FREE);
+    } else if (cairn_card_change_begin()) {
+        unmap_import(imports, span, slot);
+        cairn_card_change_end();
+    } else {
+        set(imports, span, slot, SLOT_LEFT);
+    }
+    drop_if_empty(imports, span);
+    cairn_card_leave(imports->card);
+}
+
+/* Copies published memory to the host for the fabric. If its segment is not mapped yet this fails,
+ * and the fabric has the bytes sent again, through the host. Our shards send nothing from such
+ * memory. */
+static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
+{
+    const struct card_imports *imports = context;
+    struct cairn_sentence why;
+    if (cairn_card_imports_state(imports, from_device) != CARD_IMPORT_THERE) return CAIRN_ERR_IO;
+    return cairn_card_copy((struct card *)(uintptr_t)imports->card, to_host, from_device, bytes,
+                           true, &why);
+}
+
+cairn_status cairn_card_imports_open(struct card *card, struct card_imports **imports_out)
+{
+    if (!card->exports)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                 "GPU %d maps no memory of other processes (cuMemCreate with POSIX "
+                                 "handles): leave cairn_opts.device out",
+                                 card->number);
+    struct card_imports *imports = calloc(1, sizeof *imports);
+    if (imports == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    imports->card = card;
+    imports->table = (struct cairn_fabric_device) { .uuid_count = 1,
+                                                    .is_reached = card->is_reached,
+                                                    .has_dma_buf = card->has_dma_buf,
+                                                    .context = imports,
+                                                    .import = import,
+                                                    .release = release,
+                                                    .copy = copy };
+    memcpy(imports->table.uuids[0], card->uuid, sizeof card->uuid);
+    *imports_out = imports;
+    return CAIRN_OK;
+}
+
+void cairn_card_imports_close(struct card_imports *imports)
+{
+    if (imports == NULL) return;
+    cairn_card_imports_turn(imports); // no operation is left that a stream could wait for
+    while (imports->spans != NULL) {  // those of a context that is gone
+        struct span *span = imports->spans;
+        imports->spans = span->next;
+        free(span);
+    }
+    free(imports);
+}
+
+const struct cairn_fabric_device *cairn_card_imports_table(const struct card_imports *imports)
+{
+    return imports != NULL ? &imports->table : NULL;
+}
+
+/* ==== memory ==== */
+
+/* Memory of a card that shards may import, and copies of a card's memory. */
+
+static int map_memory(struct card_memory *memory, int device)
+{
+    const struct cairn_driver *driver = memory->card->driver;
+    const struct cairn_cu_access access = {
+        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = device },
+        .flags = CAIRN_CU_ACCESS_READWRITE,
+    };
+    int result = driver->cuMemAddressReserve(&memory->at, memory->bytes, 0, 0, 0);
+    if (result != CAIRN_CU_OK) return result;
+    result = driver->cuMemMap(memory->at, memory->bytes, 0, memory->handle, 0);
+    if (result == CAIRN_CU_OK) {
+        result = driver->cuMemSetAccess(memory->at, memory->bytes, &access, 1);
+        if (result == CAIRN_CU_OK) return result;
+        (void)driver->cuMemUnmap(memory->at, memory->bytes);
+    }
+    (void)driver->cuMemAddressFree(memory->at, memory->bytes);
+    return result;
+}
+
+/* As cairn_alloc says: zeros. */
+static int zero(const struct card_memory *memory)
+{
+    const struct card *card = memory->card;
+    const int result = card->driver->cuMemsetD8Async(memory->at, 0, memory->bytes, card->side);
+    return result == CAIRN_CU_OK ? card->driver->cuStreamSynchronize(card->side) : result;
+}
+
+static void unmap_memory(const struct card_memory *memory)
+{
+    (void)memory->card->driver->cuMemUnmap(memory->at, memory->bytes);
+    (void)memory->card->driver->cuMemAddressFree(memory->at, memory->bytes);
+}
+
+static int take(struct card_memory *memory)
+{
+    const struct cairn_driver *driver = memory->card->driver;
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(memory->card->device, true,
+                                                                memory->card->is_reached);
+    int result = driver->cuMemCreate(&memory->handle, memory->bytes, &how, 0);
+    if (result != CAIRN_CU_OK) return result;
+    result = map_memory(memory, memory->card->device);
+    if (result == CAIRN_CU_OK) {
+        result = zero(memory);
+        if (result == CAIRN_CU_OK) return result;
+        unmap_memory(memory);
+    }
+    (void)driver->cuMemRelease(memory->handle);
+    return result;
+}
+
+cairn_status cairn_card_memory_open(struct card *card, size_t bytes, struct card_memory *memory_out)
+{
+    struct card_memory memory = { .card = card };
+    struct cairn_sentence why;
+    if (!card->exports)
+        return cairn_client_fail(
+            CAIRN_ERR_UNSUPPORTED,
+            "GPU %d has no memory that other processes may map (cuMemCreate with POSIX handles): "
+            "give memory of torch or cudaMalloc, which is copied on its way",
+            card->number);
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (bytes > SIZE_MAX - card->granularity)
+        return cairn_client_fail(status, "%zu bytes are more than GPU %d has", bytes, card->number);
+    memory.bytes = (bytes + card->granularity - 1) / card->granularity * card->granularity;
+    status = cairn_card_enter(card, &why);
+    if (status == CAIRN_OK) {
+        const int result = take(&memory);
+        cairn_card_leave(card);
+        if (result != CAIRN_CU_OK)
+            status = cairn_card_fail(result, CAIRN_ERR_IO, "no memory", &why);
+    }
+    if (status != CAIRN_OK)
+        return cairn_client_fail(status, "%zu bytes of GPU %d: %s", bytes, card->number, why.text);
+    *memory_out = memory;
+    return CAIRN_OK;
+}
+
+int cairn_card_memory_export(const struct card_memory *memory)
+{
+    int fd = -1;
+    if (cairn_card_enter(memory->card, NULL) != CAIRN_OK) return -1;
+    if (memory->card->driver->cuMemExportToShareableHandle(&fd, memory->handle,
+                                                           CAIRN_CU_HANDLE_POSIX, 0) != CAIRN_CU_OK)
+        fd = -1;
+    cairn_card_leave(memory->card);
+    return fd;
+}
+
+/* Inside of the context. When it has failed nothing is given back: what is there goes with it, and may be in
+ * use until then. */
+static bool has_failed(const struct card *card)
+{
+    size_t free_now, total;
+    return card->driver->cuMemGetInfo(&free_now, &total) != CAIRN_CU_OK;
+}
+
+void cairn_card_memory_close(struct card_memory *memory)
+{
+    if (memory->card == NULL) return;
+    if (cairn_card_enter(memory->card, NULL) == CAIRN_OK) {
+        if (!has_failed(memory->card)) {
+            unmap_memory(memory);
+            (void)memory->card->driver->cuMemRelease(memory->handle);
+        }
+        cairn_card_leave(memory->card);
+    }
+    memory->card = NULL;
+}
+
+static bool is_of(const struct card *card, uint64_t at)
+{
+    unsigned type = 0;
+    int device = -1;
+    const struct cairn_driver *driver = card->driver;
+    return driver->cuPointerGetAttribute(&type, CAIRN_CU_POINTER_MEMORY_TYPE, at) == CAIRN_CU_OK &&
+           type == CAIRN_CU_MEMORY_DEVICE &&
+           driver->cuPointerGetAttribute(&device, CAIRN_CU_POINTER_DEVICE, at) == CAIRN_CU_OK &&
+           device == card->number;
+}
+
+cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes)
+{
+    const uint64_t at = (uint64_t)(uintptr_t)ptr;
+    struct cairn_sentence why;
+    if (bytes == 0) return CAIRN_OK;
+    const cairn_status status = cairn_card_enter(card, &why);
+    if (status != CAIRN_OK) return cairn_client_fail(status, "GPU %d: %s", card->number, why.text);
+    const bool begins = is_of(card, at);
+    const bool ends = begins && bytes <= UINT64_MAX - at && is_of(card, at + bytes - 1);
+    cairn_card_leave(card);
+    if (begins && ends) return CAIRN_OK;
+    return cairn_client_fail(
+        CAIRN_ERR_INVALID,
+        begins ? "mem.ptr %p is memory of GPU %d, but not %zu bytes of it"
+               : "mem.ptr %p is no memory of GPU %d, as mem.device says (0: host memory), of which "
+                 "%zu bytes are needed",
+        ptr, card->number, bytes);
+}
+
+static int begin_copy(const struct card *card, void *to, const void *from, size_t bytes,
+                      enum card_way way)
+{
+    const struct cairn_driver *driver = card->driver;
+    const uint64_t target = (uint64_t)(uintptr_t)to, source = (uint64_t)(uintptr_t)from;
+    if (way == CARD_TO_HOST) return driver->cuMemcpyDtoHAsync(to, source, bytes, card->side);
+    if (way == CARD_FROM_HOST) return driver->cuMemcpyHtoDAsync(target, from, bytes, card->side);
+    return driver->cuMemcpyDtoDAsync(target, source, bytes, card->side);
+}
+
+static int begin_numbered(struct card *card, void *to, const void *from, size_t bytes,
+                          enum card_way way, uint64_t *copy_out)
+{
+    pthread_mutex_lock(&card->copies_lock);
+    int result = begin_copy(card, to, from, bytes, way);
+    if (result == CAIRN_CU_OK) {
+        result = card->driver->cuEventRecord(card->copied, card->side);
+        if (result == CAIRN_CU_OK)
+            *copy_out = ++card->copies_begun;
+        else // nobody could wait for it later
+            (void)card->driver->cuStreamSynchronize(card->side);
+    }
+    pthread_mutex_unlock(&card->copies_lock);
+    return result;
+}
+
+cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
+                                   enum card_way way, uint64_t *copy_out,
+                                   struct cairn_sentence *why)
+{
+    *copy_out = 0;
+    if (bytes == 0) return CAIRN_OK;
+    const cairn_status status = cairn_card_enter(card, why);
+    if (status != CAIRN_OK) return status;
+    const int result = begin_numbered(card, to, from, bytes, way, copy_out);
+    cairn_card_leave(card);
+    return result == CAIRN_CU_OK
+               ? CAIRN_OK
+               : cairn_card_fail(result, CAIRN_ERR_IO,
+                                 way == CARD_FROM_HOST ? "a copy to it" : "a copy from it", why);
+}
+
+/* The event may be recorded anew meanwhile: then it is behind later copies, too. */
+cairn_status cairn_card_copy_wait(struct card *card, uint64_t copy, struct cairn_sentence *why)
+{
+    pthread_mutex_lock(&card->copies_lock);
+    const uint64_t begun = card->copies_begun;
+    const bool is_done = copy <= card->copies_done;
+    pthread_mutex_unlock(&card->copies_lock);
+    if (is_done) return CAIRN_OK;
+    const cairn_status status = cairn_card_enter(card, why);
+    if (status != CAIRN_OK) return status;
+    const int result = card->driver->cuEventSynchronize(card->copied);
+    cairn_card_leave(card);
+    if (result != CAIRN_CU_OK)
+        return cairn_card_fail(result, CAIRN_ERR_IO, "a copy from or to it", why);
+    pthread_mutex_lock(&card->copies_lock);
+    if (card->copies_done < begun) card->copies_done = begun;
+    pthread_mutex_unlock(&card->copies_lock);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
+                             enum card_way way, struct cairn_sentence *why)
+{
+    uint64_t copy;
+    const cairn_status status = cairn_card_copy_begin(card, to, from, bytes, way, &copy, why);
+    return status == CAIRN_OK ? cairn_card_copy_wait(card, copy, why) : status;
+}
+
+bool cairn_card_lands(const struct card *card)
+{
+    return card->is_reached && card->order != CAIRN_VMM_NEVER;
+}
+
+cairn_status cairn_card_landed(const struct card *card, struct cairn_sentence *why)
+{
+    if (card->order == CAIRN_VMM_ORDERED) return CAIRN_OK;
+    const cairn_status status = cairn_card_enter(card, why);
+    if (status != CAIRN_OK) return status;
+    const int result = card->driver->cuFlushGPUDirectRDMAWrites(CAIRN_CU_FLUSH_CONTEXT,
+                                                                CAIRN_CU_FLUSH_TO_OWNER);
+    cairn_card_leave(card);
+    return result == CAIRN_CU_OK
+               ? CAIRN_OK
+               : cairn_card_fail(result, CAIRN_ERR_IO, "what the network card wrote there", why);
+}
+
+bool cairn_card_pin(struct card *card, void *host, size_t bytes)
+{
+    if (cairn_card_enter(card, NULL) != CAIRN_OK) return false;
+    cairn_numa_move(host, bytes, card->numa_node);
+    const int result = card->driver->cuMemHostRegister(host, bytes,
+                                                       CAIRN_CU_HOST_REGISTER_PORTABLE);
+    cairn_card_leave(card);
+    return result == CAIRN_CU_OK;
+}
+
+void cairn_card_unpin(struct card *card, void *host)
+{
+    if (cairn_card_enter(card, NULL) != CAIRN_OK) return;
+    if (!has_failed(card)) (void)card->driver->cuMemHostUnregister(host);
+    cairn_card_leave(card);
+}
+
+/* ==== stream ==== */
+
+/* Events, which mark what a caller's stream has queued, and words, for which a stream waits. */
+
+#define WORDS_BYTES 4096 /* pinned at a time */
+
+struct card_event {
+    const struct card *card;
+    struct CUevent_st *event;
+};
+
+static cairn_status refuse_stream(const struct card *card, int result, const void *stream)
+{
+    struct cairn_sentence why;
+    cairn_card_fail(result, CAIRN_ERR_INVALID, "", &why);
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "stream %p is none of GPU %d's primary context (the CUDA runtime's), "
+                             "or was destroyed, or its context is gone%s",
+                             stream, card->number, why.text);
+}
+
+/* Inside of the context. A graph that runs later has another round's gradient, or none: what is captured
+ * neither gives nor waits. */
+static cairn_status judge_stream(const struct card *card, void *stream)
+{
+    int capture = CAIRN_CU_CAPTURES_NOTHING;
+    const int result = card->driver->cuStreamIsCapturing(stream, &capture);
+    if (result == CAIRN_CU_OK && capture == CAIRN_CU_CAPTURES_NOTHING) return CAIRN_OK;
+    if (result != CAIRN_CU_OK && result != CAIRN_CU_CAPTURE_IMPLICIT)
+        return refuse_stream(card, result, stream);
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "stream %p of GPU %d is being captured into a CUDA graph%s: call this "
+                             "outside of the capture",
+                             stream, card->number,
+                             result == CAIRN_CU_OK ? ""
+                                                   : " (another one is, and this waits for it)");
+}
+
+static int record(const struct card *card, void *stream, struct CUevent_st **event_out)
+{
+    int result = card->driver->cuEventCreate(event_out, CAIRN_CU_EVENT_BLOCKING_SYNC |
+                                                            CAIRN_CU_EVENT_DISABLE_TIMING);
+    if (result != CAIRN_CU_OK) return result;
+    result = card->driver->cuEventRecord(*event_out, stream);
+    if (result != CAIRN_CU_OK) (void)card->driver->cuEventDestroy(*event_out);
+    return result;
+}
+
+cairn_status cairn_card_mark(struct card *card, void *stream, struct card_event **event_out)
+{
+    struct cairn_sentence why;
+    struct card_event *event = calloc(1, sizeof *event);
+    if (event == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    event->card = card;
+    cairn_status status = cairn_card_enter(card, &why);
+    if (status != CAIRN_OK) {
+        free(event);
+        return cairn_client_fail(status, "GPU %d: %s", card->number, why.text);
+    }
+    status = judge_stream(card, stream);
+    if (status == CAIRN_OK) {
+        const int result = record(card, stream, &event->event);
+        if (result != CAIRN_CU_OK) status = refuse_stream(card, result, stream);
+    }
+    cairn_card_leave(card);
+    if (status == CAIRN_OK)
+        *event_out = event;
+    else
+        free(event);
+    return status;
+}
+
+/* True if the result is about a capture of the stream: it does not tell whether the work that the
+ * stream had queued is done. */
+static bool is_of_capture(int result)
+{
+    return result >= CAIRN_CU_CAPTURE_UNSUPPORTED && result <= CAIRN_CU_CAPTURE_WRONG_THREAD;
+}
+
+enum card_state cairn_card_event_state(const struct card_event *event, struct cairn_sentence *why)
+{
+    if (cairn_card_enter(event->card, why) != CAIRN_OK) return CARD_FAILED;
+    const int result = event->card->driver->cuEventQuery(event->event);
+    cairn_card_leave(event->card);
+    if (result == CAIRN_CU_OK) return CARD_DONE;
+    if (result == CAIRN_CU_NOT_READY || is_of_capture(result)) return CARD_WAITS;
+    (void)cairn_card_fail(result, CAIRN_ERR_IO, "what was queued on its stream failed", why);
+    return CARD_FAILED;
+}
+
+cairn_status cairn_card_event_wait(const struct card_event *event)
+{
+    struct cairn_sentence why;
+    cairn_status status = cairn_card_enter(event->card, &why);
+    if (status == CAIRN_OK) {
+        const int result = event->card->driver->cuEventSynchronize(event->event);
+        cairn_card_leave(event->card);
+        if (result == CAIRN_CU_OK) return CAIRN_OK;
+        status = cairn_card_fail(result, CAIRN_ERR_IO, "what was queued on its stream failed",
+                                 &why);
+    }
+    return cairn_client_fail(status, "GPU %d: %s", event->card->number, why.text);
+}
+
+void cairn_card_event_free(struct card_event *event)
+{
+    if (event == NULL) return;
+    if (cairn_card_enter(event->card, NULL) == CAIRN_OK) {
+        (void)event->card->driver->cuEventDestroy(event->event);
+        cairn_card_leave(event->card);
+    }
+    free(event);
+}
+
+/* ---- words ---- */
+
+/* Guards the lists of all cards. Nobody asks the driver for anything meanwhile: what lets a stream go must
+ * not wait for one. */
+static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t words_changed = PTHREAD_COND_INITIALIZER;
+static uint32_t words_taken; /* and not set */
+static uint32_t changes;     /* of maps that are under way */
+
+bool cairn_card_change_begin(void)
+{
+    pthread_mutex_lock(&words_lock);
+    const bool may = words_taken == 0 || MUTANT(1);
+    changes += may;
+    pthread_mutex_unlock(&words_lock);
+    return may;
+}
+
+void cairn_card_change_end(void)
+{
+    pthread_mutex_lock(&words_lock);
+    if (--changes == 0) pthread_cond_broadcast(&words_changed);
+    pthread_mutex_unlock(&words_lock);
+}
+
+/* Maps a page that is never unmapped: a stream may come to its wait after all else is closed, and
+ * the value written there outlives the card's context. */
+static void *take_page(void)
+{
+    void *page = mmap(NULL, WORDS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                      0);
+    return page != MAP_FAILED ? page : NULL;
+}
+
+/* Inside of the context. Where nothing of others is pinned, the driver's own memory has to do. */
+static int pin_page(const struct card *card, void **page, uint64_t *at_out)
+{
+    const struct cairn_driver *driver = card->driver;
+    cairn_numa_move(*page, WORDS_BYTES, card->numa_node);
+    int result = driver->cuMemHostRegister(
+        *page, WORDS_BYTES, CAIRN_CU_HOST_REGISTER_PORTABLE | CAIRN_CU_HOST_REGISTER_DEVICEMAP);
+    if (result != CAIRN_CU_OK) {
+        munmap(*page, WORDS_BYTES);
+        result = driver->cuMemAllocHost(page, WORDS_BYTES);
+    }
+    return result == CAIRN_CU_OK ? driver->cuMemHostGetDevicePointer(at_out, *page, 0) : result;
+}
+
+static void add_words(struct card *card, uint32_t *values, uint64_t at)
+{
+    for (size_t i = 0; i < WORDS_BYTES / sizeof *values; i++) {
+        struct card_word *word = calloc(1, sizeof *word);
+        if (word == NULL) break;
+        values[i] = 0;
+        *word =
+            (struct card_word) { .card = card, .value = &values[i], .at = at + i * sizeof *values };
+        pthread_mutex_lock(&words_lock);
+        word->next = card->words;
+        card->words = word;
+        pthread_mutex_unlock(&words_lock);
+    }
+}
+
+void cairn_card_make_words(struct card *card)
+{
+    uint64_t at;
+    void *page = take_page();
+    if (page == NULL) return;
+    if (cairn_card_enter(card, NULL) != CAIRN_OK) {
+        munmap(page, WORDS_BYTES);
+        return;
+    }
+    const int result = pin_page(card, &page, &at);
+    cairn_card_leave(card);
+    if (result == CAIRN_CU_OK) add_words(card, page, at);
+}
+
+static struct card_word *take_free(struct card *card)
+{
+    pthread_mutex_lock(&words_lock);
+    while (changes > 0 && !MUTANT(2)) pthread_cond_wait(&words_changed, &words_lock);
+    struct card_word *word = card->words;
+    if (word != NULL) card->words = word->next;
+    words_taken += word != NULL;
+    pthread_mutex_unlock(&words_lock);
+    return word;
+}
+
+cairn_status cairn_card_word_take(struct card *card, struct card_word **word_out,
+                                  struct card_wait *wait_out)
+{
+    struct card_word *word = take_free(card);
+    if (word == NULL) {
+        cairn_card_make_words(card);
+        word = take_free(card);
+    }
+    if (word == NULL)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no pinned memory for a stream's wait");
+    word->target++;
+    *word_out = word;
+    *wait_out = (struct card_wait) { word->at, word->target };
+    return CAIRN_OK;
+}
+
+/* Whoever still waits for an earlier target goes on at any later value: the comparison is cyclic. */
+void cairn_card_word_set(struct card_word *word)
+{
+    struct card *card = word->card;
+    atomic_store_explicit((_Atomic uint32_t *)word->value, word->target, memory_order_release);
+    pthread_mutex_lock(&words_lock);
+    word->next = card->words;
+    card->words = word;
+    words_taken -= !MUTANT(3);
+    pthread_mutex_unlock(&words_lock);
+}
+
+cairn_status cairn_card_wait(struct card *card, void *stream, const struct card_wait *wait)
+{
+    struct cairn_sentence why;
+    cairn_status status = cairn_card_enter(card, &why);
+    if (status != CAIRN_OK) return cairn_client_fail(status, "GPU %d: %s", card->number, why.text);
+    status = judge_stream(card, stream);
+    if (status == CAIRN_OK) {
+        const int result = card->driver->cuStreamWaitValue32(stream, wait->at, wait->value,
+                                                             CAIRN_CU_STREAM_WAIT_GEQ);
+        if (result == CAIRN_CU_NOT_SUPPORTED)
+            status = cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                       "the driver has no stream memory operations: use "
+                                       "cairn_wait");
+        else if (result != CAIRN_CU_OK)
+            status = refuse_stream(card, result, stream);
+    }
+    cairn_card_leave(card);
+    return status;
+}

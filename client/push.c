@@ -1,0 +1,1070 @@
+#include "client/push.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/device.h"
+#include "client/job.h"
+#include "client/op.h"
+#include "client/read.h"
+#include "client/session.h"
+
+/* ==== pushes ==== */
+
+/* Pushes of the open round. Every message for an owner goes over the connection of the shard that
+ * granted: the owner's own, or that of a relay of this host (chunk.h, "Relays"). Loop thread. */
+
+#define GRANT_MAX_MS 300  /* longest wait for a GRANT after RoundOpened */
+#define STARVED_MS   5000 /* that a command waits for memory */
+
+/* ---- by whom ---- */
+
+static struct shard_link *carrier_of(struct shard_link *owner)
+{
+    return owner->carrier != NULL ? owner->carrier : owner;
+}
+
+/* The owners that a connection may be for: its own, and of one that relays any: [*first_out, end). */
+static uint32_t owners_of(const struct shard_link *link, uint32_t *first_out)
+{
+    *first_out = link->relays ? 0 : link->index;
+    return link->relays ? link->job->shards.count : link->index + 1;
+}
+
+struct shard_link *cairn_pushes_granter(struct shard_link *owner)
+{
+    const struct cairn_chunk_header *grant = &owner->grant;
+    return grant->kind == 0 || grant->tensor == 0 ? owner
+                                                  : owner->job->shards.links[grant->tensor - 1];
+}
+
+/* ---- hands of the pusher ---- */
+
+static struct job *job_of(const struct cairn_pusher *pusher)
+{
+    return (struct job *)((char *)pusher - offsetof(struct job, pushing.pusher));
+}
+
+static struct cairn_chunk_link *link_to(struct cairn_pusher *pusher, uint32_t shard)
+{
+    return &carrier_of(job_of(pusher)->shards.links[shard])->conn;
+}
+
+static void link_failed(struct cairn_pusher *pusher, struct cairn_chunk_link *link)
+{
+    (void)pusher;
+    cairn_chunk_link_restart(link);
+}
+
+static cairn_status send_chunk(struct cairn_pusher *pusher, const struct cairn_push_action *action,
+                               struct cairn_chunk_header *header)
+{
+    struct job *job = job_of(pusher);
+    struct parcel *parcel = cairn_parcel_of_request(job, action->cookie);
+    assert(parcel != NULL && parcel->kind == CAIRN_CHUNK_PUSH); // it is not released yet
+    return cairn_parcel_send(parcel, carrier_of(job->shards.links[action->shard])->index, header);
+}
+
+static uint32_t mark(const struct cairn_pusher *pusher, uint32_t shard)
+{
+    const struct shard_link *owner = job_of(pusher)->shards.links[shard];
+    return owner->relayed ? owner->index + 1 : 0;
+}
+
+static size_t absent_max(const struct cairn_pusher *pusher, uint32_t shard)
+{
+    return job_of(pusher)->pushing.body->parts[shard].map.extent_count;
+}
+
+static size_t list_absent(const struct cairn_pusher *pusher, uint32_t shard, uint32_t micro,
+                          uint32_t *out)
+{
+    const struct job *job = job_of(pusher);
+    const struct cairn_shard_map *map = &job->pushing.body->parts[shard].map;
+    size_t count = 0;
+    for (size_t i = 0; i < map->extent_count; i++) {
+        const uint32_t tensor = map->extents[i].tensor;
+        if (job->pushing.pushed[micro][tensor] || job->spec.tensors[tensor].kind != CAIRN_TRAINED)
+            continue;
+        if (count == 0 || out[count - 1] != tensor) out[count++] = tensor;
+    }
+    return count;
+}
+
+static void release(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+{
+    struct parcel *parcel = cairn_parcel_of_request(job_of(pusher), action->cookie);
+    if (parcel != NULL) cairn_parcel_end(parcel, action->status);
+}
+
+static void say_refused(const struct job *job, const struct cairn_push_action *action,
+                        struct cairn_sentence *out)
+{
+    const char *shard = job->shards.links[action->shard]->name;
+    if (action->status == CAIRN_ERR_INVALID) // a commit's: nothing else is refused so
+        cairn_sentence_set(out,
+                           "the weights of all workers come to more than 2^53 with this worker's "
+                           "%llu; commit smaller ones",
+                           (unsigned long long)job->filling.weight);
+    else
+        cairn_sentence_set(out, "shard %s refused what this worker sent: %s", shard,
+                           cairn_status_text((int)action->status));
+    cairn_sentence_add(out, "; round %llu is given up, for all workers",
+                       (unsigned long long)job->pushing.pusher.round);
+}
+
+/* STALE and FENCED follow from what the coordinator has said, or says. Anything else it does not know, and
+ * the shard waits for what it refused: so the round is given up, and the worker's calls in it say why. */
+static void refused_pushes(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+{
+    struct job *job = job_of(pusher);
+    if (action->status == CAIRN_ERR_STALE || action->status == CAIRN_ERR_FENCED) return;
+    pthread_mutex_lock(&job->session->lock);
+    job->filling.refused_round = pusher->round;
+    job->filling.refused_status = action->status;
+    say_refused(job, action, &job->filling.refused_why);
+    pthread_mutex_unlock(&job->session->lock);
+    job->pushing.gives_up = pusher->round;
+    cairn_session_kick(job->session);
+}
+
+static const struct cairn_pusher_hands hands = {
+    .link = link_to,
+    .link_failed = link_failed,
+    .send_chunk = send_chunk,
+    .mark = mark,
+    .absent_max = absent_max,
+    .absent = list_absent,
+    .released = release,
+    .refused = refused_pushes,
+};
+
+/* ---- the machine's life ---- */
+
+static void forget_micros(struct job *job)
+{
+    for (uint32_t i = 0; i < job->pushing.micro_count; i++) free(job->pushing.pushed[i]);
+    free(job->pushing.pushed);
+    job->pushing.pushed = NULL;
+    job->pushing.micro_count = 0;
+}
+
+void cairn_pushes_drop(struct job *job, cairn_status status)
+{
+    if (job->pushing.pusher.push == NULL) return;
+    cairn_pusher_end(&job->pushing.pusher);
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        struct parcel *parcel = job->parcels.all[i];
+        if (parcel->op != NULL && parcel->kind == CAIRN_CHUNK_PUSH)
+            cairn_parcel_end(parcel, status);
+    }
+    forget_micros(job);
+}
+
+void cairn_pushes_release(struct job *job)
+{
+    cairn_pusher_close(&job->pushing.pusher);
+    cairn_body_put(job->pushing.body);
+    job->pushing.body = NULL;
+}
+
+/* For the newest body, which is of the layout that the round has. */
+static cairn_status open_pusher(struct job *job)
+{
+    uint64_t chunks = 0;
+    struct body *body = job->bodies;
+    if (job->pushing.body == body) return CAIRN_OK;
+    cairn_pushes_release(job);
+    for (uint32_t i = 0; i < body->layout->shard_count; i++)
+        chunks += body->parts[i].map.chunk_count;
+    // Two micro-batches: one being answered, one being filled. More is stalled, not refused.
+    const uint64_t queue = 2 * chunks + 4 * (uint64_t)body->layout->shard_count;
+    if (queue > UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
+    const struct cairn_push_config config = { .shard_count = body->layout->shard_count,
+                                              .queue_max = (uint32_t)queue };
+    const cairn_status status = cairn_pusher_open(&job->pushing.pusher, &hands, &config);
+    if (status == CAIRN_OK) job->pushing.body = cairn_body_get(body);
+    return status;
+}
+
+cairn_status cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
+{
+    if (job->pushing.pusher.push != NULL && job->pushing.pusher.round == opened->round)
+        return CAIRN_OK;
+    cairn_pushes_drop(job, CAIRN_ERR_EPOCH_CHANGED);
+    job->attachment.seen_epoch = opened->epoch;
+    job->attachment.seen_store = job->session->control.store;
+    if (opened->rank >= opened->world) { // surplus: no shard grants it anything
+        cairn_pushes_release(job);
+        return CAIRN_OK;
+    }
+    cairn_status status = open_pusher(job);
+    if (status != CAIRN_OK) return status;
+    cairn_pusher_begin(&job->pushing.pusher, opened->epoch, opened->round);
+    for (uint32_t i = 0; i < job->pushing.body->layout->shard_count; i++)
+        if (job->pushing.body->parts[i].absent) cairn_pusher_absent(&job->pushing.pusher, i);
+    for (uint32_t i = 0; i < job->shards.count; i++) {
+        job->shards.links[i]->carrier = NULL;
+        job->shards.links[i]->relayed = false;
+        job->shards.links[i]->grant_deadline_ms = cairn_client_now_ms() + GRANT_MAX_MS;
+        cairn_pushes_on_grant(job->shards.links[i]);
+    }
+    return CAIRN_OK;
+}
+
+void cairn_pushes_on_grant(struct shard_link *owner)
+{
+    struct job *job = owner->job;
+    const struct cairn_chunk_header *grant = &owner->grant;
+    if (job->pushing.pusher.push == NULL || grant->kind == 0 ||
+        grant->round != job->pushing.pusher.round)
+        return;
+    owner->carrier = cairn_pushes_granter(owner);
+    owner->relayed = grant->tensor != 0;
+    cairn_pusher_on_grant(&job->pushing.pusher, owner->index, grant, owner->carrier->conn.way);
+}
+
+/* Tells the pusher of the HELLO for each owner that is reached over `link`. Until an owner has
+ * granted, we do not know through which link it will be reached, so it is left out. */
+void cairn_pushes_on_hello(struct shard_link *link, uint64_t way)
+{
+    struct job *job = link->job;
+    uint32_t i;
+    for (const uint32_t end = owners_of(link, &i); i < end; i++) {
+        if (job->shards.links[i]->carrier == link)
+            cairn_pusher_on_hello(&job->pushing.pusher, i, way);
+    }
+}
+
+/* Whoever has granted for others may have granted for one that we have not heard of. */
+bool cairn_pushes_waits(const struct shard_link *link)
+{
+    const struct job *job = link->job;
+    uint32_t i;
+    if (job->pushing.pusher.push == NULL) return false;
+    for (const uint32_t end = owners_of(link, &i); i < end; i++) {
+        const struct shard_link *carrier = job->shards.links[i]->carrier;
+        if ((carrier == NULL || carrier == link) && cairn_pusher_waits(&job->pushing.pusher, i))
+            return true;
+    }
+    return false;
+}
+
+static void lose_owner(struct shard_link *owner, const struct shard_link *link)
+{
+    struct job *job = owner->job;
+    const bool was_its = carrier_of(owner) == link;
+    if (cairn_pushes_granter(owner) == link) owner->grant = (struct cairn_chunk_header) { 0 };
+    if (!was_its) return;
+    owner->carrier = NULL;
+    owner->relayed = false;
+    cairn_pusher_on_lost(&job->pushing.pusher, owner->index);
+}
+
+void cairn_pushes_lost(struct shard_link *link)
+{
+    uint32_t i;
+    for (const uint32_t end = owners_of(link, &i); i < end; i++)
+        lose_owner(link->job->shards.links[i], link);
+}
+
+/* Who asked late hears of a version that is not the newest any more. */
+static void note_version(struct job *job, struct cairn_version version)
+{
+    if (cairn_version_compare(version, job->known.newest) > 0) job->known.newest = version;
+}
+
+void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result)
+{
+    struct session *s = job->session;
+    const bool is_void = result->status == CAIRN_ERR_EPOCH_CHANGED;
+    pthread_mutex_lock(&s->lock);
+    if (is_void && result->round >= job->filling.void_round) {
+        job->filling.void_round = result->round;
+        cairn_sentence_set(&job->filling.void_why, "%s", result->text);
+    }
+    if (!is_void) note_version(job, (struct cairn_version) { result->generation, result->step });
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    if (job->pushing.pusher.push == NULL || job->pushing.pusher.round > result->round) return;
+    if (!is_void && job->pushing.pusher.round == result->round)
+        cairn_pusher_resolved(&job->pushing.pusher);
+    cairn_pushes_drop(job, is_void ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK);
+}
+
+/* ---- commands ---- */
+
+/* The result of cutting a target: all of it is cut, the rest is cut later, or the command is
+ * over. */
+enum cut_pushes { CUT_WHOLE, CUT_LATER, CUT_ENDED };
+
+static bool round_is_over(const struct command *command)
+{
+    const struct job *job = command->job;
+    return job->pushing.pusher.push == NULL || job->pushing.pusher.round != command->round ||
+           cairn_push_voided(job->pushing.pusher.push);
+}
+
+/* No memory for the command: it is run again with the next turn, from where it stood. A push that is half cut
+ * is neither pushed nor absent, so when memory stays away the job fails, for this worker. True: it has. */
+static bool starve(struct command *command, const char *doing)
+{
+    const uint64_t now_ms = cairn_client_now_ms();
+    if (command->starved_ms == 0) command->starved_ms = now_ms;
+    if (now_ms - command->starved_ms < STARVED_MS) return false;
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "out of memory %s, for %d s; close the job, and open it again", doing,
+                       STARVED_MS / 1000);
+    cairn_job_fail(command->job, CAIRN_ERR_NO_MEMORY, why.text);
+    if (command->op != NULL) cairn_op_let_go(command->op, CAIRN_ERR_NO_MEMORY, why.text);
+    return true;
+}
+
+/* The list of what was pushed in `micro`, made when it is first named. */
+static uint8_t *pushed_in(struct job *job, uint32_t micro)
+{
+    if (micro < job->pushing.micro_count) return job->pushing.pushed[micro];
+    if (micro != job->pushing.micro_count)
+        return NULL; // a round told twice: nothing of ours aborts its host
+    uint8_t **lists = realloc(job->pushing.pushed, (micro + 1) * sizeof *lists);
+    if (lists == NULL) return NULL;
+    job->pushing.pushed = lists;
+    lists[micro] = calloc(job->spec.tensor_count + 1, 1);
+    if (lists[micro] != NULL) job->pushing.micro_count++;
+    return lists[micro];
+}
+
+static bool end_push(struct command *command, cairn_status status, const char *why)
+{
+    cairn_op_let_go(command->op, status, why);
+    return true;
+}
+
+/* Whether the card has written what is pushed. If the card's work failed there is no gradient, and
+ * the tensor can be neither pushed nor absent: so the job fails for this worker, whose context has
+ * failed as well. */
+static enum card_state state_of_pushes(struct command *command)
+{
+    struct cairn_sentence why;
+    if (command->event == NULL) return CARD_DONE;
+    const enum card_state state = cairn_card_event_state(command->event, &why);
+    if (state == CARD_FAILED) cairn_job_fail(command->job, CAIRN_ERR_IO, why.text);
+    if (state == CARD_WAITS) command->job->awaits_stream = true;
+    if (state != CARD_DONE) return state;
+    cairn_card_event_free(command->event);
+    command->event = NULL;
+    return CARD_DONE;
+}
+
+/* A chunk that is cut, and where the command stood before. */
+struct cut_chunk {
+    struct parcel *parcel;
+    struct cairn_push_chunk chunk;
+    uint32_t shard;
+    size_t next_extent;
+    uint64_t next_chunk;
+    const struct cairn_local_extent *local;
+};
+
+/* Where a shard may read the parcel's bytes. Small chunks have a window of their own, and small
+ * host memory is copied into the message; memory of a card that is pushed by a list is copied, and
+ * the copy is sent. */
+static enum cairn_push_lies lies(const struct command *command, const struct parcel *parcel)
+{
+    const struct op *op = command->op;
+    const void *lent = op->lents != NULL ? op->lents[op->lent_count - 1 - command->targets_left]
+                                         : op->lent;
+    const struct cairn_fabric_peer *peer =
+        carrier_of(command->job->shards.links[parcel->shard])->conn.peer;
+    if (command->target->card == NULL) {
+        const bool is_shown = lent != NULL && parcel->bytes != NULL &&
+                              parcel->byte_count > CAIRN_CHUNK_SMALL;
+        return is_shown ? CAIRN_PUSH_LIES_HOST : CAIRN_PUSH_LIES_APART;
+    }
+    const bool is_shown = op->lent != NULL && peer != NULL && parcel->bytes != NULL &&
+                          strcmp(cairn_fabric_payload_path(peer, parcel->bytes, parcel->byte_count),
+                                 "device") == 0;
+    return is_shown ? CAIRN_PUSH_LIES_CARD : CAIRN_PUSH_LIES_APART;
+}
+
+/* Cuts the next, at most `max`; fewer: there are no more, or no memory (*starves_out). Nothing is copied
+ * ahead for a pusher that is full: it would be thrown away, and copied again at each turn. */
+static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t max,
+                       bool *starves_out)
+{
+    uint32_t shard;
+    uint64_t chunk;
+    size_t count = 0;
+    *starves_out = false;
+    while (count < max && cairn_command_chunk(command, &shard, &chunk)) {
+        struct parcel *parcel = cairn_parcel_new(command->job, command, shard, chunk);
+        *starves_out = parcel == NULL;
+        if (parcel == NULL) break;
+        cuts[count++] = (struct cut_chunk) {
+            .parcel = parcel,
+            .chunk = { .chunk = (uint32_t)chunk,
+                       .is_small = parcel->byte_count <= CAIRN_CHUNK_SMALL,
+                       .lies = lies(command, parcel),
+                       .cookie = cairn_chunk_request_number(&parcel->request) },
+            .shard = shard,
+            .next_extent = command->next_extent,
+            .next_chunk = command->next_chunk++,
+            .local = command->local,
+        };
+        if (command->is_held_up) continue;
+        cairn_stage_queue(parcel);
+        cairn_stage_fill(command->job->shards.links[shard]);
+    }
+    return count;
+}
+
+/* The pusher has no room for the i-th: it and those behind it are cut again later. */
+static void uncut(struct command *command, const struct cut_chunk *cuts, size_t i, size_t count)
+{
+    command->next_extent = cuts[i].next_extent;
+    command->next_chunk = cuts[i].next_chunk;
+    command->local = cuts[i].local;
+    while (count > i) cairn_parcel_undo(cuts[--count].parcel);
+}
+
+/* Cuts the rest of a target into parcels, some at a time; those that have to be copied before they
+ * are sent are queued for the copy as they are cut. */
+static enum cut_pushes cut_target(struct command *command)
+{
+    struct job *job = command->job;
+    struct cut_chunk cuts[CAIRN_STAGE_AHEAD];
+    bool starves = false;
+    job->pushing.pushed[command->micro][command->target->tensor] = 1;
+    for (size_t count; !starves;) {
+        count = cut_some(command, cuts, command->is_held_up ? 1 : CAIRN_STAGE_AHEAD, &starves);
+        if (count == 0) break;
+        command->starved_ms = 0;
+        for (size_t i = 0; i < count; i++) {
+            const cairn_status status = cairn_pusher_chunk(&job->pushing.pusher, cuts[i].shard,
+                                                           command->micro, cuts[i].chunk);
+            command->is_held_up = status == CAIRN_ERR_BUSY;
+            if (status == CAIRN_OK) continue;
+            uncut(command, cuts, i, count);
+            if (status == CAIRN_ERR_BUSY) return CUT_LATER;
+            end_push(command, status, NULL);
+            return CUT_ENDED;
+        }
+    }
+    if (!starves) return CUT_WHOLE;
+    return starve(command, "in the middle of a push") ? CUT_ENDED : CUT_LATER;
+}
+
+bool cairn_pushes_run(struct command *command)
+{
+    struct job *job = command->job;
+    if (cairn_command_refused(command)) return true;
+    if (round_is_over(command)) return end_push(command, CAIRN_ERR_EPOCH_CHANGED, NULL);
+    const enum card_state state = state_of_pushes(command);
+    if (state == CARD_WAITS) return false;
+    if (state == CARD_FAILED) return end_push(command, CAIRN_ERR_IO, job->failure.why.text);
+    if (command->body == NULL) command->body = cairn_body_get(job->pushing.body);
+    if (pushed_in(job, command->micro) == NULL) return starve(command, "for a push");
+    enum cut_pushes cut;
+    do {
+        cut = cut_target(command);
+    } while (cut == CUT_WHOLE && cairn_command_next(command));
+    return cut == CUT_WHOLE ? end_push(command, CAIRN_OK, NULL) : cut == CUT_ENDED;
+}
+
+bool cairn_pushes_micro_end_run(struct command *command)
+{
+    struct job *job = command->job;
+    if (round_is_over(command)) return true;
+    if (pushed_in(job, command->micro) == NULL)
+        return starve(command, "at the end of a micro-batch");
+    cairn_status status = cairn_pusher_micro_end(&job->pushing.pusher, command->micro);
+    return status != CAIRN_ERR_BUSY;
+}
+
+bool cairn_pushes_commit_run(struct command *command)
+{
+    struct job *job = command->job;
+    if (round_is_over(command)) return true;
+    cairn_status status = cairn_pusher_commit(&job->pushing.pusher, command->weight);
+    return status != CAIRN_ERR_BUSY;
+}
+
+/* ==== transfer ==== */
+
+/* Puts and fetches: cut into chunks, which the asker of each shard sends, and sends again. Where a shard of
+ * this host relays for one that is not of this host, fetches go to that (proto/wire/chunk.h, "Relays"), and
+ * to the owner what it has not. Loop thread. */
+
+#define COPIED_MAX ((size_t)8 << 20) /* bytes out of mapped memory, before others have their turn */
+
+static struct parcel *parcel_of(struct cairn_chunk_request *request)
+{
+    return (struct parcel *)((char *)request - offsetof(struct parcel, request));
+}
+
+/* True if the chunk may be asked of a relay: it is a whole one of published parameters, and this
+ * host shares no memory with its owner. */
+static bool may_relay(const struct shard_link *owner, const struct parcel *parcel)
+{
+    return parcel->kind == CAIRN_CHUNK_FETCH && parcel->tile == CAIRN_TILE_WHOLE &&
+           parcel->plane == CAIRN_PLANE_WIRE && !parcel->direct &&
+           !cairn_chunk_link_shares(&owner->conn);
+}
+
+/* The shard to ask: a relay, unless it has said that it does not relay this owner's chunks. */
+static struct shard_link *route(struct shard_link *owner, const struct parcel *parcel)
+{
+    struct shard_link *relay = cairn_pushes_granter(owner);
+    if (relay == owner || owner->declined || !may_relay(owner, parcel)) return owner;
+    return cairn_chunk_link_shares(&relay->conn) ? relay : owner;
+}
+
+/* Who relays, the GRANT of the round says, which may come after the coordinator's word. Without waiting
+ * for it each worker of the host would fetch for itself what the first round begins with. */
+static bool awaits_grant(const struct shard_link *owner, const struct parcel *parcel)
+{
+    const struct job *job = owner->job;
+    const bool is_known = owner->grant.kind != 0 && !owner->declined;
+    if (job->spec.reduce_groups != CAIRN_GROUPS_HOST || job->pushing.pusher.push == NULL ||
+        is_known)
+        return false;
+    return owner->grant.round != job->pushing.pusher.round && may_relay(owner, parcel) &&
+           cairn_client_now_ms() < owner->grant_deadline_ms;
+}
+
+cairn_status cairn_transfer_send(struct cairn_chunk_request *request)
+{
+    struct parcel *parcel = parcel_of(request);
+    struct shard_link *owner = parcel->job->shards.links[parcel->shard];
+    if (awaits_grant(owner, parcel)) return CAIRN_ERR_NOT_READY; // the GRANT, or the tick
+    struct shard_link *via = route(owner, parcel);
+    // Before the shard's HELLO it is not known by which of its endpoints it will answer.
+    if (!cairn_chunk_link_is_up(&via->conn)) return CAIRN_ERR_CLOSED;
+    // A late answer of the one that was asked before is none of this one.
+    if (via->index != parcel->via) request->serial++;
+    struct cairn_chunk_header header = { .request = cairn_chunk_request_number(request) };
+    const cairn_status status = cairn_parcel_send(parcel, via->index, &header);
+    if (status == CAIRN_OK) via->asked++;
+    return status;
+}
+
+/* A fetch whose data this host has. */
+static bool copy_here(struct parcel *parcel, struct body *body, uint64_t chunk,
+                      const struct piece *piece)
+{
+    if (parcel->kind != CAIRN_CHUNK_FETCH) return false;
+    if (parcel->target->card != NULL && cairn_parcel_open(parcel) != CAIRN_OK) return false;
+    if (!cairn_mapped_read(parcel, body, chunk, piece)) return false;
+    pthread_mutex_lock(&parcel->job->session->lock);
+    cairn_mapped_count(parcel->job, parcel->byte_count);
+    pthread_mutex_unlock(&parcel->job->session->lock);
+    cairn_parcel_arrived(parcel);
+    return true;
+}
+
+/* All of a tensor, from where shards publish it on the card that it is to come to. */
+static bool copy_on_card(struct command *command)
+{
+    struct job *job = command->job;
+    const struct target *target = command->target;
+    if (command->op->kind != CAIRN_CHUNK_FETCH || target->card == NULL || command->next_chunk > 0 ||
+        command->plane != CAIRN_PLANE_WIRE || !target->piece.whole ||
+        !cairn_lent_copy(job, command->version, target->tensor, target->card, target->ptr))
+        return false;
+    const uint64_t bytes = cairn_box_elems(&target->piece.box) * cairn_dtype_bytes(target->dtype);
+    pthread_mutex_lock(&job->session->lock);
+    cairn_mapped_count(job, bytes);
+    job->stats.device_fetched_bytes += bytes;
+    pthread_mutex_unlock(&job->session->lock);
+    cairn_op_let_go(command->op, CAIRN_OK, NULL);
+    return true;
+}
+
+/* The state of the work that was on the stream of a fetch before it: the fetch begins when that is
+ * done. */
+static enum card_state state_of_transfer(struct command *command)
+{
+    struct cairn_sentence why;
+    if (command->event == NULL) return CARD_DONE;
+    const enum card_state state = cairn_card_event_state(command->event, &why);
+    if (state == CARD_WAITS) return state;
+    cairn_card_event_free(command->event);
+    command->event = NULL;
+    if (state == CARD_FAILED) cairn_op_let_go(command->op, CAIRN_ERR_IO, why.text);
+    return state;
+}
+
+/* Cuts what is left of a target into parcels. CAIRN_ERR_BUSY: enough was copied for this turn. */
+static cairn_status cut_transfer(struct command *command, size_t *copied)
+{
+    struct job *job = command->job;
+    uint32_t shard;
+    uint64_t chunk;
+    for (; cairn_command_chunk(command, &shard, &chunk); command->next_chunk++) {
+        if (*copied >= COPIED_MAX) return CAIRN_ERR_BUSY;
+        struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
+        if (parcel == NULL) return CAIRN_ERR_NO_MEMORY;
+        if (copy_here(parcel, command->body, chunk, &command->target->piece))
+            *copied += parcel->byte_count;
+        else
+            cairn_asker_ask(&job->shards.links[shard]->asker, &parcel->request);
+    }
+    return CAIRN_OK;
+}
+
+bool cairn_transfer_run(struct command *command)
+{
+    struct job *job = command->job;
+    if (cairn_command_refused(command)) return true;
+    if (cairn_op_is_canceled(command->op)) {
+        cairn_op_let_go(command->op, CAIRN_ERR_CANCELED, NULL);
+        return true;
+    }
+    const enum card_state state = state_of_transfer(command);
+    if (state != CARD_DONE) return state == CARD_FAILED;
+    if (copy_on_card(command)) return true;
+    if (command->body == NULL)
+        command->body = cairn_body_get(
+            cairn_recut_body(job, command->op->kind, command->plane, command->version));
+    cairn_status status = CAIRN_OK;
+    size_t copied = 0;
+    do {
+        status = cut_transfer(command, &copied);
+    } while (status == CAIRN_OK && cairn_command_next(command));
+    if (status == CAIRN_ERR_BUSY) { // messages are to be answered meanwhile
+        cairn_session_kick(job->session);
+        return false;
+    }
+    for (uint32_t i = 0; i < job->shards.count; i++) cairn_asker_pump(&job->shards.links[i]->asker);
+    cairn_op_let_go(command->op, status, NULL);
+    return true;
+}
+
+/* The parcel that an answer is for, no longer in flight; NULL: of a former use or connection. */
+static struct parcel *parcel_answered(struct shard_link *link, const struct cairn_chunk_header *h)
+{
+    struct parcel *parcel = cairn_parcel_of_request(link->job, h->request);
+    if (parcel == NULL || parcel->shard != link->index ||
+        !cairn_asker_answered(&link->asker, &parcel->request, h->request))
+        return NULL;
+    link->job->shards.links[parcel->via]->asked--;
+    return parcel;
+}
+
+/* Asks the owner for what a relay refuses for good; true if it is asked. NOT_FOUND: the relay does
+ * not relay this owner's chunks. */
+static bool ask_owner(struct shard_link *owner, struct parcel *parcel, uint64_t status)
+{
+    if (parcel->via == owner->index || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM)
+        return false;
+    if (status == CAIRN_ERR_NOT_FOUND) owner->declined = true;
+    parcel->direct = true;
+    cairn_asker_ask(&owner->asker, &parcel->request);
+    return true;
+}
+
+/* NAK. */
+static void refused_transfer(struct shard_link *owner, struct parcel *parcel, uint64_t status)
+{
+    if (ask_owner(owner, parcel, status) ||
+        cairn_asker_again(&owner->asker, &parcel->request, status) ||
+        cairn_recut_refused(parcel, status))
+        return;
+    const bool is_known = status <= CAIRN_ERR_INTERNAL && cairn_status_known((int)status) &&
+                          status != CAIRN_OK;
+    cairn_parcel_end(parcel, is_known ? (cairn_status)status : CAIRN_ERR_PROTOCOL);
+}
+
+void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_header *h)
+{
+    struct parcel *parcel = parcel_answered(link, h);
+    if (parcel == NULL) return;
+    if (h->kind == CAIRN_CHUNK_ACK)
+        cairn_parcel_end(parcel, parcel->kind == CAIRN_CHUNK_PUT ? CAIRN_OK : CAIRN_ERR_PROTOCOL);
+    else
+        refused_transfer(link, parcel, h->value);
+    cairn_asker_pump(&link->asker);
+}
+
+/* ---- data ---- */
+
+static void on_received(void *arg, cairn_status status)
+{
+    struct parcel *parcel = arg;
+    struct shard_link *link = parcel->job->shards.links[parcel->shard];
+    const bool lost = parcel->job->shards.links[parcel->via]->conn.lost;
+    const bool whole = status == CAIRN_OK &&
+                       (parcel->is_unsummed || parcel->came == parcel->checksum);
+    if (parcel->answered) {
+        // all of the job has failed
+    } else if (whole) {
+        cairn_parcel_arrived(parcel);
+    } else if (lost) {
+        cairn_asker_ask(&link->asker, &parcel->request);
+    } else if (!cairn_asker_again(&link->asker, &parcel->request, CAIRN_ERR_CHECKSUM)) {
+        cairn_parcel_end(parcel, CAIRN_ERR_CHECKSUM);
+    }
+    cairn_parcel_loan_back(parcel);
+    cairn_asker_pump(&link->asker);
+}
+
+static bool is_answer_to(const struct cairn_chunk_header *h, const struct parcel *parcel)
+{
+    return parcel->kind == CAIRN_CHUNK_FETCH && h->tensor == parcel->place.tensor &&
+           h->first_leaf == parcel->place.first_leaf && h->leaf_count == parcel->place.leaf_count &&
+           h->plane == parcel->plane && h->dtype == parcel->dtype &&
+           h->payload_bytes == parcel->byte_count && h->generation == parcel->version.generation &&
+           h->step == parcel->version.step;
+}
+
+/* Receives the payload right into the card's memory, if that is of cairn_alloc and dense. A payload
+ * with a checksum comes to host memory, where the checksum is compared. CAIRN_ERR_UNSUPPORTED: it
+ * cannot be so. */
+static cairn_status land(struct parcel *parcel, struct cairn_fabric_message *message)
+{
+    const struct target *target = parcel->target;
+    uint8_t *at = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
+    if (!parcel->is_unsummed || target->card == NULL || parcel->op->lent == NULL ||
+        target->piece.strides.given || !cairn_card_lands(target->card) ||
+        !cairn_memory_is_shown(parcel->job->session, parcel->op->lent))
+        return CAIRN_ERR_UNSUPPORTED;
+    return cairn_fabric_receive(message, at, parcel->byte_count, on_received, parcel);
+}
+
+static cairn_status receive(struct parcel *parcel, struct cairn_fabric_message *message)
+{
+    cairn_status status = land(parcel, message);
+    parcel->lands = status == CAIRN_OK;
+    if (status != CAIRN_ERR_UNSUPPORTED) return status;
+    status = cairn_parcel_open(parcel);
+    return status != CAIRN_OK ? status
+                              : cairn_fabric_receive_far(message, parcel->bytes, parcel->byte_count,
+                                                         &parcel->came, on_received, parcel);
+}
+
+void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_header *h,
+                            struct cairn_fabric_message *message)
+{
+    struct parcel *parcel = parcel_answered(link, h);
+    if (parcel == NULL || !is_answer_to(h, parcel)) {
+        cairn_fabric_drop(message);
+        if (parcel != NULL) cairn_parcel_end(parcel, CAIRN_ERR_PROTOCOL);
+        return;
+    }
+    parcel->checksum = h->checksum;
+    parcel->is_unsummed = (h->value & CAIRN_CHUNK_UNSUMMED) != 0;
+    cairn_parcel_loan(parcel);
+    const cairn_status status = receive(parcel, message);
+    if (status == CAIRN_OK) return;
+    cairn_fabric_drop(message);
+    cairn_parcel_end(parcel, status);
+    cairn_parcel_loan_back(parcel);
+}
+
+/* ---- losses ---- */
+
+void cairn_transfer_lost(struct shard_link *link)
+{
+    struct job *job = link->job;
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        struct parcel *parcel = job->parcels.all[i];
+        if (parcel->via == link->index)
+            cairn_asker_lost(&job->shards.links[parcel->shard]->asker, &parcel->request);
+    }
+    link->asked = 0;
+}
+
+void cairn_transfer_cancel(struct job *job)
+{
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        struct parcel *parcel = job->parcels.all[i];
+        if (parcel->op == NULL || parcel->kind != CAIRN_CHUNK_FETCH || parcel->answered ||
+            !cairn_op_is_canceled(parcel->op))
+            continue;
+        if (parcel->request.state == CAIRN_REQUEST_SENT) job->shards.links[parcel->via]->asked--;
+        cairn_asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
+        cairn_parcel_end(parcel, CAIRN_ERR_CANCELED);
+    }
+    for (uint32_t i = 0; i < job->shards.count; i++) cairn_asker_pump(&job->shards.links[i]->asker);
+}
+
+void cairn_transfer_fail_all(struct job *job, cairn_status status)
+{
+    for (uint32_t i = 0; i < job->shards.count; i++) job->shards.links[i]->asked = 0;
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        struct parcel *parcel = job->parcels.all[i];
+        if (parcel->op == NULL || parcel->kind == CAIRN_CHUNK_PUSH) continue;
+        cairn_asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
+        cairn_parcel_end(parcel, status);
+    }
+}
+
+/* ==== fail ==== */
+
+void cairn_fail_calls(struct job *job, cairn_status status, const char *text)
+{
+    struct session *s = job->session;
+    pthread_mutex_lock(&s->lock);
+    if (job->failure.status == CAIRN_OK) {
+        job->failure.status = status;
+        cairn_sentence_set(&job->failure.why, "%s", text);
+    }
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void cairn_fail_parcels(struct job *job, cairn_status status)
+{
+    cairn_attachment_lost(job);
+    cairn_pushes_drop(job, status);
+    cairn_transfer_fail_all(job, status);
+}
+
+void cairn_job_fail(struct job *job, cairn_status status, const char *text)
+{
+    cairn_fail_calls(job, status, text);
+    cairn_fail_parcels(job, status);
+    cairn_session_kick(job->session);
+}
+
+/* ==== explain ==== */
+
+/* Sentences for what went wrong with a chunk: what, where, and what to do. */
+
+/* Why a version could not be read, and how to get one that can. */
+static void explain_version(const struct parcel *parcel, cairn_status status,
+                            struct cairn_version newest, struct cairn_sentence *out)
+{
+    const char *tensor = parcel->job->spec.tensors[parcel->place.tensor].name;
+    if (status == CAIRN_ERR_VERSION_GONE)
+        cairn_sentence_set(
+            out,
+            "tensor %s: version %" PRIu64 ".%" PRIu64
+            " is no longer kept; take the newest (cairn_version_wait) and read all of it anew",
+            tensor, parcel->version.generation, parcel->version.step);
+    else
+        cairn_sentence_set(out,
+                           "tensor %s: version %" PRIu64 ".%" PRIu64
+                           " is not published yet, the newest that was heard of is %" PRIu64
+                           ".%" PRIu64 "; cairn_version_wait waits for it",
+                           tensor, parcel->version.generation, parcel->version.step,
+                           newest.generation, newest.step);
+}
+
+void cairn_explain_parcel(const struct parcel *parcel, cairn_status status,
+                          struct cairn_sentence *out)
+{
+    struct job *job = parcel->job;
+    pthread_mutex_lock(&job->session->lock);
+    const bool initialized = job->known.initialized, failed = job->failure.status == status;
+    const struct cairn_version newest = job->known.newest;
+    if (failed) *out = job->failure.why;
+    pthread_mutex_unlock(&job->session->lock);
+    if (failed) return;
+    const char *tensor = job->spec.tensors[parcel->place.tensor].name;
+    if (parcel->kind == CAIRN_CHUNK_FETCH && status == CAIRN_ERR_NOT_READY && !initialized)
+        cairn_sentence_set(
+            out, "tensor %s: job %s has no state yet; rank 0 puts it (cairn_put, cairn_init_done)",
+            tensor, job->name);
+    else if (parcel->kind == CAIRN_CHUNK_FETCH &&
+             (status == CAIRN_ERR_NOT_READY || status == CAIRN_ERR_VERSION_GONE))
+        explain_version(parcel, status, newest, out);
+    else if (parcel->kind == CAIRN_CHUNK_PUT && status == CAIRN_ERR_EXISTS && !initialized)
+        cairn_sentence_set(out,
+                           "tensor %s at shard %s: it was put with other values before; give "
+                           "those, or drop the job (`cairn job drop %s`) to begin anew",
+                           tensor, job->shards.links[parcel->shard]->name, job->name);
+    else
+        cairn_sentence_set(out, "tensor %s at shard %s: %s", tensor,
+                           job->shards.links[parcel->shard]->name, cairn_status_text((int)status));
+}
+
+/* Chunks of the job that a shard has not answered. *via_out: the other shard that one of them went to, which
+ * relays; or NULL. */
+static uint32_t count_open(const struct job *job, uint32_t shard, const struct shard_link **via_out)
+{
+    uint32_t count = 0;
+    *via_out = NULL;
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        const struct parcel *parcel = job->parcels.all[i];
+        if (parcel->op == NULL || parcel->answered || parcel->shard != shard) continue;
+        if (parcel->via != shard) *via_out = job->shards.links[parcel->via];
+        count++;
+    }
+    return count;
+}
+
+/* "shard s1 (5 chunks, through shard s0, not connected)" */
+static void add_awaited(const struct shard_link *owner, uint32_t open, const struct shard_link *via,
+                        struct cairn_sentence *out)
+{
+    const struct shard_link *asked = via != NULL ? via : owner;
+    cairn_sentence_add(out, "%sshard %s (%u chunks", out->text[0] != '\0' ? ", " : "", owner->name,
+                       open);
+    if (via != NULL) cairn_sentence_add(out, ", through shard %s", via->name);
+    cairn_sentence_add(out, "%s)", asked->conn.peer == NULL ? ", not connected" : "");
+}
+
+static void list_awaited(const struct job *job, struct cairn_sentence *out)
+{
+    for (uint32_t i = 0; i < job->shards.count; i++) {
+        const struct shard_link *via;
+        const uint32_t open = count_open(job, i, &via);
+        if (open > 0) add_awaited(job->shards.links[i], open, via, out);
+    }
+}
+
+void cairn_explain_awaited(struct job *job)
+{
+    struct session *s = job->session;
+    struct cairn_sentence awaited = { "" };
+    pthread_mutex_lock(&s->lock);
+    const bool asked = job->awaited.asked;
+    pthread_mutex_unlock(&s->lock);
+    if (!asked) return;
+    list_awaited(job, &awaited);
+    pthread_mutex_lock(&s->lock);
+    job->awaited.text = awaited;
+    job->awaited.asked = false;
+    job->awaited.told = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ==== recut ==== */
+
+/* A chunk is one of a grid, which begins anew where an extent does: so where a layout changes, what is not
+ * answered yet is cut by the one that holds now. A new chunk may have more than the old one had: what two of
+ * them bring, or put, is the same in both. */
+
+#define WORD_MS 20000 /* that the coordinator's word about a layout may take */
+
+struct body *cairn_recut_body(const struct job *job, uint8_t kind, uint8_t plane,
+                              struct cairn_version version)
+{
+    const bool is_published = kind == CAIRN_CHUNK_FETCH && plane == CAIRN_PLANE_WIRE;
+    return is_published ? cairn_body_of_version(job, version) : job->bodies;
+}
+
+/* Rebuilds as much of the parcel's command as is needed to cut it by `body`. */
+static struct command command_of(const struct parcel *parcel, struct body *body)
+{
+    return (struct command) {
+        .job = parcel->job,
+        .op = parcel->op,
+        .target = parcel->target,
+        .plane = parcel->plane,
+        .round = parcel->round,
+        .version = parcel->version,
+        .body = body,
+    };
+}
+
+/* Asks for every chunk of the body that has a leaf of the old one. */
+static cairn_status ask_anew(const struct command *command, const struct cairn_chunk_place *old)
+{
+    const struct body *body = command->body;
+    struct job *job = command->job;
+    const uint64_t end = old->first_leaf + old->leaf_count;
+    for (uint64_t leaf = old->first_leaf; leaf < end;) {
+        const uint32_t shard = cairn_layout_find(body->layout, old->tensor, leaf)->shard;
+        const struct cairn_shard_map *map = &body->parts[shard].map;
+        const struct cairn_local_extent *extent = cairn_shard_map_find(map, old->tensor, leaf);
+        const uint64_t chunk = extent->first_chunk +
+                               (leaf - extent->first_leaf) / map->chunk_leaves;
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
+        leaf = place.first_leaf + place.leaf_count;
+        if (!cairn_command_touches(command, shard, chunk)) continue;
+        struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
+        if (parcel == NULL) return CAIRN_ERR_NO_MEMORY;
+        cairn_asker_ask(&job->shards.links[shard]->asker, &parcel->request);
+    }
+    return CAIRN_OK;
+}
+
+/* It is not asked for any more. */
+static void withdraw(struct parcel *parcel)
+{
+    struct job *job = parcel->job;
+    if (parcel->request.state == CAIRN_REQUEST_SENT) job->shards.links[parcel->via]->asked--;
+    cairn_asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
+}
+
+static void recut(struct parcel *parcel, struct body *body)
+{
+    const struct command command = command_of(parcel, body);
+    const struct cairn_chunk_place old = parcel->place;
+    withdraw(parcel);
+    cairn_parcel_end(parcel, ask_anew(&command, &old));
+}
+
+static struct body *body_of(const struct parcel *parcel)
+{
+    return cairn_recut_body(parcel->job, parcel->kind, parcel->plane, parcel->version);
+}
+
+static bool is_asked(const struct parcel *parcel)
+{
+    return parcel->op != NULL && parcel->kind != CAIRN_CHUNK_PUSH &&
+           parcel->request.state != CAIRN_REQUEST_IDLE;
+}
+
+static void pump_all(struct job *job)
+{
+    for (uint32_t i = 0; i < job->shards.count; i++) cairn_asker_pump(&job->shards.links[i]->asker);
+}
+
+void cairn_recut_all(struct job *job)
+{
+    const uint32_t count = job->parcels.count; // those that are added behind them are of today
+    for (uint32_t i = 0; i < count; i++) {
+        struct parcel *parcel = job->parcels.all[i];
+        struct body *body = is_asked(parcel) ? body_of(parcel) : NULL;
+        if (body != NULL && parcel->layout != body->layout->version) recut(parcel, body);
+    }
+    pump_all(job);
+}
+
+/* True if the body may be wrong for what was published while this member was away: another layout
+ * may have served then, which nobody told this member of. */
+static bool is_missed(const struct job *job, const struct body *body)
+{
+    const struct body *next = job->bodies;
+    while (next != NULL && next->older != body) next = next->older;
+    return next != NULL && next->found;
+}
+
+bool cairn_recut_refused(struct parcel *parcel, uint64_t status)
+{
+    struct job *job = parcel->job;
+    struct body *body = body_of(parcel);
+    const uint64_t now_ms = cairn_client_now_ms();
+    if (status != CAIRN_ERR_MALFORMED && status != CAIRN_ERR_NOT_FOUND) return false;
+    if (parcel->layout != body->layout->version) {
+        recut(parcel, body);
+        pump_all(job);
+        return true;
+    }
+    if (status != CAIRN_ERR_MALFORMED) return false;
+    if (is_missed(job, body)) {
+        cairn_parcel_end(parcel, CAIRN_ERR_VERSION_GONE);
+        return true;
+    }
+    if (parcel->word_by_ms == 0) parcel->word_by_ms = now_ms + WORD_MS;
+    return now_ms < parcel->word_by_ms &&
+           cairn_asker_again(&job->shards.links[parcel->shard]->asker, &parcel->request,
+                             CAIRN_ERR_BUSY);
+}
+
+void cairn_recut_gone(struct shard_link *link)
+{
+    struct job *job = link->job;
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        struct parcel *parcel = job->parcels.all[i];
+        if (!is_asked(parcel) || parcel->shard != link->index) continue;
+        withdraw(parcel);
+        cairn_parcel_end(parcel, CAIRN_ERR_VERSION_GONE);
+    }
+}

@@ -1,0 +1,284 @@
+#ifndef CAIRN_CLIENT_READ_H
+#define CAIRN_CLIENT_READ_H
+
+#include <cairn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/base.h"
+#include "client/body.h"
+#include "client/device.h"
+#include "proto/base/text.h"
+#include "proto/geometry/layout.h"
+#include "proto/spec/spec.h"
+#include "proto/wire/messages.h"
+
+/* ==== reading ==== */
+
+/* Reads what the message Attached brings: the spec that the servers have, and the layout. A million
+ * tensors take a second, so many are read by a thread of their own, while other jobs of the session go
+ * on; a few are read at once.
+ *
+ *   cairn_reading_begin ─► a thread reads ─► is over (the loop thread is kicked) ─► loop.c takes it
+ *
+ * The job's spec and the pages stay as they are until the reading is freed. Loop thread. */
+
+struct job;
+
+struct reading {
+    const struct job *job;
+    pthread_t thread;
+    bool has_thread, first, wants_body;
+    atomic_bool is_over; /* all that follows is there */
+    /* of the spec. Not CAIRN_OK: `why` says it */
+    cairn_status spec_status;
+    struct cairn_sentence why;
+    bool tells_clip_norm; /* clip_norm is the one in force */
+    double clip_norm;
+    bool takes_spec;                 /* `spec` is to become the job's */
+    struct cairn_job_spec_data spec; /* owned */
+    /* of the layout, unless the spec failed */
+    cairn_status layout_status;
+    struct cairn_layout *layout; /* owned; NULL: `body` has it */
+    struct body *body;           /* owned: of a job that has none yet; else NULL */
+};
+
+/* All pages are here: job->attachment.reading is there, and perhaps over. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_reading_begin(struct job *job) CAIRN_MUST_CHECK;
+/* A layout of tensors of the spec, off the wire: the caller's. CAIRN_ERR_MALFORMED, CAIRN_ERR_PROTOCOL,
+ * CAIRN_ERR_NO_MEMORY. Any thread. */
+cairn_status cairn_layout_of_pages(const struct cairn_job_spec_data *spec,
+                                   const struct cairn_paged *pages,
+                                   struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+/* Waits until it is over. */
+void cairn_reading_await(struct reading *reading);
+/* The same, and frees what nobody took of it. NULL is fine. */
+void cairn_reading_free(struct reading *reading);
+
+/* ==== cache ==== */
+
+/* Gathered units: what cairn_prefetch and cairn_map have in the library's memory, by unit and version.
+ *
+ * A block holds the tensors of one unit at one version. It is fetched once, whoever asks for it first; it is
+ * lent to each cairn_map until its cairn_unmap, and goes when it is on loan no more and was not prefetched
+ * again. At most `window` blocks are held: a prefetch beyond it puts out the oldest one that is not on
+ * loan, or is dropped; a map beyond it is counted. A block of an older version than the one that is
+ * asked for goes, too, unless it is on loan. Any thread; one lock, the session's. */
+
+struct gone;
+struct lent;
+struct loan;
+struct op;
+
+/* A tensor of a unit as this worker gets it: what it holds, or all; of an alias, what it stands for. */
+struct unit_tensor {
+    uint32_t named, fetched; /* tensors of the spec */
+    struct piece piece;
+    cairn_dtype dtype;
+    size_t at, byte_count; /* in the block */
+};
+
+/* Which tensors, and where each of them lies. */
+struct unit_shape {
+    size_t unit;
+    struct unit_tensor *tensors; /* owned; [count] */
+    size_t count, byte_count;
+    uint64_t table_hash; /* of the tiles by which this worker's pieces were chosen */
+};
+
+struct block {
+    struct block *next; /* newest first */
+    struct job *job;    /* borrowed: outlives it */
+    struct cairn_version version;
+    struct unit_shape shape; /* owned */
+    struct card *card;       /* whose addresses the views have; NULL: the host's */
+    struct gone *own;        /* owned: `memory`, if it is of a card */
+    uint8_t *memory;         /* owned; [shape.byte_count]; NULL: it is lent */
+    struct lent *lent;       /* owned; where the shards of this host published it; or NULL */
+    uint32_t pending;        /* fetches that are not done, and one more while they are begun */
+    cairn_status status;
+    struct cairn_sentence why;
+    bool wanted;         /* prefetched, and not mapped since */
+    uint64_t call;       /* the prefetch that wanted it last */
+    struct loan *loans;  /* owned */
+    struct op *awaiting; /* operations of cairn_map that wait for it */
+};
+
+struct cache {
+    struct cairn_units *units; /* owned */
+    struct block *blocks;      /* owned */
+    uint32_t block_count;
+    uint64_t last_loan, last_call;
+};
+
+/* The job's cache, made by the first who asks. */
+cairn_status cairn_cache_open(struct job *job) CAIRN_MUST_CHECK;
+/* With the job: no operation is under way any more. */
+void cairn_cache_release(struct job *job);
+
+/* Under the lock: gives up what nobody has on loan. False: something is on loan, or being fetched. */
+bool cairn_cache_forget(struct job *job);
+
+/* Lists the tensors of the unit; the caller frees out->tensors. CAIRN_ERR_BUSY: tiles are being
+ * declared. */
+cairn_status cairn_cache_shape(struct job *job, size_t unit,
+                               struct unit_shape *out) CAIRN_MUST_CHECK;
+/* Returns the number of a new prefetch, and drops the blocks of versions older than this one. */
+uint64_t cairn_cache_new_call(struct job *job, struct cairn_version version);
+/* The prefetch `call` wants the unit. A block that is made takes the shape's tensors, and the caller begins
+ * its fetches; NULL: none is made, or it is there at once. */
+struct block *cairn_cache_want(struct job *job, struct cairn_version version,
+                               struct unit_shape *shape, uint64_t call);
+/* A block of the unit and version on loan, in views, on the card (NULL: the host); op ends when it is there.
+ * *made_out: NULL, or a block of which the caller begins the fetches, also where this fails. */
+cairn_status cairn_cache_lend(struct job *job, struct cairn_version version, struct card *card,
+                              struct unit_shape *shape, struct op *op, struct cairn_view *views,
+                              struct block **made_out) CAIRN_MUST_CHECK;
+/* One of the block's fetches is over, or the beginning of them; with the last, whoever waits hears of it. */
+void cairn_cache_fetched(struct block *block, cairn_status status, const char *why);
+/* Under the lock: whose addresses a loan has; NULL: the host's, or there is no such loan. */
+struct card *cairn_cache_card(const struct job *job, uint64_t loan);
+/* Under the lock. CAIRN_ERR_INVALID: no such loan; CAIRN_ERR_VERSION_GONE: it was overwritten meanwhile. */
+cairn_status cairn_cache_give_back(struct job *job, uint64_t loan) CAIRN_MUST_CHECK;
+
+/* ==== mapped ==== */
+
+/* Published memory of this host's shards: see read.c. Loop thread, unless it says otherwise. */
+
+struct body;
+struct cairn_fabric_mapping;
+struct parcel;
+struct session;
+
+/* A head or a segment of a copy. */
+struct shown {
+    struct shown *next;
+    struct cairn_fabric_mapping *mapping; /* held */
+    uint32_t segment;                     /* as of the note */
+    enum cairn_published_side side;
+    bool is_there; /* it can be read: on a card it is mapped later, where a stream waits */
+};
+
+/* A copy that a shard showed, or what it showed of it until now. Changed under the lock. */
+struct published {
+    struct published *next;
+    struct cairn_published_note note;        /* of its first region that came */
+    struct shown *shown;                     /* owned */
+    const struct cairn_published_head *head; /* NULL: not here; or the session is closed */
+    /* owned: [bytes] its segments side by side, read only; NULL: not is_whole */
+    const uint8_t *base;
+    /* the same on the session's card, no host address; NULL: not all is there */
+    const uint8_t *on_card;
+    size_t bytes;
+    uint32_t uses; /* of api_read.c, read.c, device.c, each ended by cairn_mapped_unuse */
+    bool is_whole; /* all of it is here, as it has to be */
+    bool gone;     /* the shard took some of it back, or is gone; or it is not what it says */
+};
+
+/* Bytes that a job's member read of published memory by itself: no shard counts them. */
+struct mapped_reads {
+    uint64_t bytes; /* lock */
+    /* loop thread */
+    uint64_t told;        /* of them, to the coordinator */
+    uint64_t told_before; /* of those, while the coordinator took it for an earlier member */
+};
+
+/* cairn_fabric_options.on_mapping and on_mapping_gone. */
+void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping);
+void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping);
+/* Lets copies go that are gone, and that nobody uses any more. */
+void cairn_mapped_sweep(struct session *s);
+/* After cairn_card_imports_turn: what it mapped can be read. */
+void cairn_mapped_settle(struct session *s);
+/* Before the fabric is closed. Copies that are in use are freed with their last use; their memory is not
+ * there any more. */
+void cairn_mapped_release(struct session *s);
+/* Any thread, under the lock: a use of the copy ends. */
+void cairn_mapped_unuse(struct published *copy);
+/* Any thread, under the lock: the copy of the shard's part of that body that has the version now on that
+ * side, and its sequence; NULL: none. The places of the part are known then. */
+struct published *cairn_mapped_find(struct job *job, struct body *body, uint32_t shard,
+                                    struct cairn_version version, enum cairn_published_side side,
+                                    uint64_t *sequence_out);
+/* Copies what a fetch wants of a chunk of that body, if memory that is mapped here has it. False: it has to
+ * be asked for. */
+bool cairn_mapped_read(struct parcel *parcel, struct body *body, uint64_t chunk,
+                       const struct piece *piece);
+/* Any thread, under the lock: so much of published memory was read here, or lent. Told to the coordinator
+ * with the heartbeats. */
+void cairn_mapped_count(struct job *job, uint64_t bytes);
+
+/* ==== stitch ==== */
+
+/* Tensors of several shards in one piece: address space of our own into which the pages of the shards'
+ * copies are mapped one behind another (proto/geometry/layout.h). Under the session's lock, any thread.
+ *
+ * The two copies that a shard publishes take turns, so a stitch that was read is wanted again two versions
+ * later, of the same pages: the stitch is kept, with its page tables, and only the edges at which two runs
+ * meet are copied anew. Mapping them all again would cost a fault for every few pages, which is most of the
+ * time that reading a tensor takes. A stitch goes when a copy of it is taken back, with its job, or for newer
+ * ones when there are more than CAIRN_STITCH_MAPS_MAX maps. */
+
+struct published;
+
+/* Maps in all stitches of a job: each counts for up to two of the maps that a process may have
+ * (65530 by default). */
+#define CAIRN_STITCH_MAPS_MAX 4096
+
+struct stitch;
+
+/* The stitches of a job. Under the lock. */
+struct stitches {
+    struct stitch *first; /* owned: in use or kept; the one used last is the first */
+    size_t map_count;     /* of all of them */
+};
+
+/* A run of the tensor's bytes on one shard. */
+struct stitch_run {
+    struct published *copy;
+    uint64_t sequence;  /* of the copy, since when `at` is the version that is wanted */
+    uint64_t at;        /* its first byte in the copy; at and from agree modulo the page */
+    uint64_t from, end; /* in the tensor */
+};
+
+/* A stitch of runs [count], which are in order and without holes, until cairn_stitch_put. The runs are
+ * copied; the copies that they are of are in use as long as the stitch is there. NULL: no address space, or
+ * no memory. */
+struct stitch *cairn_stitch_get(struct job *job, uint32_t tensor, const struct stitch_run *runs,
+                                size_t count);
+/* Where it begins; aligned to the page, read only. */
+const uint8_t *cairn_stitch_base(const struct stitch *stitch);
+void cairn_stitch_put(struct job *job, struct stitch *stitch); /* NULL is fine */
+/* Lets those go that are kept of a copy that is gone. */
+void cairn_stitches_sweep(struct job *job);
+/* With the job: none is in use any more. */
+void cairn_stitches_release(struct job *job);
+
+/* ==== lent ==== */
+
+/* Tensors where the shards of this host published them, in one piece each: nothing is copied but the pages
+ * in which parts of several shards meet (client/read.h). Under the session's lock, any thread. */
+
+struct card;
+
+/* The wire planes of whole tensors at a version, read only, until cairn_lent_close; of the device's side at
+ * addresses of the session's card. NULL: a shard of another host has a part, or the version is not there (any
+ * more), or there is no address space; or on the card, several shards have parts of one tensor. */
+struct lent *cairn_lent_open(struct job *job, struct cairn_version version,
+                             enum cairn_published_side side, const uint32_t *tensors, size_t count);
+/* Where the i-th of them begins: aligned to 64 bytes. */
+const uint8_t *cairn_lent_at(const struct lent *lent, size_t i);
+/* Nothing of it was overwritten by a later version until now. */
+bool cairn_lent_whole(const struct lent *lent);
+void cairn_lent_close(struct lent *lent); /* NULL is fine */
+
+/* It is the session's card: what is published there may be lent, or copied. */
+bool cairn_lent_has_card(const struct job *job, const struct card *card);
+/* Copies the wire plane of a whole tensor, at the version, from where it is published on the card to memory
+ * of it, and returns when that is done. False: not all of it is there, or any more. Not under the lock. */
+bool cairn_lent_copy(struct job *job, struct cairn_version version, uint32_t tensor,
+                     struct card *card, void *to);
+
+#endif

@@ -1,0 +1,586 @@
+/* The calls of a round: begin, push, micro-batch end, commit, abandon. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/base.h"
+#include "client/job.h"
+#include "client/op.h"
+#include "client/push.h"
+#include "proto/spec/spec.h"
+
+static void note_frozen(struct job *job, const Cairn__RoundOpened *opened)
+{
+    const struct cairn_job_spec_data *spec = &job->spec;
+    memset(job->filling.frozen_groups, 0, spec->group_count * sizeof *job->filling.frozen_groups);
+    memset(job->filling.frozen_tensors, 0,
+           spec->tensor_count * sizeof *job->filling.frozen_tensors);
+    for (size_t i = 0; i < opened->n_frozen; i++)
+        if (opened->frozen[i] < spec->group_count)
+            job->filling.frozen_groups[opened->frozen[i]] = true;
+    for (size_t i = 0; i < opened->n_frozen_tensors; i++)
+        if (opened->frozen_tensors[i] < spec->tensor_count)
+            job->filling.frozen_tensors[opened->frozen_tensors[i]] = true;
+}
+
+/* Under the lock. */
+static void note_batch(struct job *job, const Cairn__RoundOpened *opened, bool is_write)
+{
+    struct filling *filling = &job->filling;
+    filling->batch = (struct cairn_batch) { is_write ? 0 : job->spec.global_batch, opened->rank,
+                                            opened->world };
+    uint32_t place;
+    if (filling->batch.total > 0)
+        filling->had_last = cairn_batch_place(&filling->batch, filling->batch.total - 1, &place);
+}
+
+/* True if the round can be used: nothing voided it between its reply and now. */
+static bool take_round(struct job *job, const Cairn__RoundOpened *opened, bool is_write,
+                       struct cairn_round *out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool good = opened->round > job->filling.void_round;
+    job->known.clip_norm = opened->clip_norm;
+    if (good && opened->round != job->filling.round) {
+        job->filling.round = opened->round;
+        job->filling.micro = 0;
+        job->filling.any = job->filling.committed = job->filling.end_unsent = false;
+        note_batch(job, opened, is_write);
+        memset(job->filling.tensors, 0, job->spec.tensor_count);
+        note_frozen(job, opened);
+        cairn_accumulate_new_round(job);
+        cairn_assemble_new_round(job);
+    }
+    pthread_mutex_unlock(&job->session->lock);
+    if (!good) return false;
+    out->round = opened->round;
+    out->step = opened->step;
+    out->epoch = opened->epoch;
+    out->version = (struct cairn_version) { opened->generation, opened->step };
+    out->rank = opened->rank;
+    out->world = opened->world;
+    out->loss_scale = opened->loss_scale;
+    out->revision = opened->revision;
+    out->micro_batches = opened->micro_batches;
+    if (job->spec.global_batch > 0)
+        out->micro_batches = cairn_batch_count(
+            &(struct cairn_batch) { job->spec.global_batch, opened->rank, opened->world });
+    out->job = job->member.number;
+    out->skips = opened->skips;
+    out->index = opened->step + opened->skips;
+    out->seed = job->spec.seed;
+    out->global_batch = job->spec.global_batch;
+    return true;
+}
+
+/* None of this worker's pushes is under way: in a thread that still adds it up (which waits for nothing, and
+ * may send what it made), or at the shards. */
+static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
+{
+    pthread_mutex_lock(&job->session->lock);
+    cairn_api_await_added(job);
+    pthread_mutex_unlock(&job->session->lock);
+    return cairn_api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
+}
+
+/* Whom a new coordinator has to await, when this worker attaches to it: those who are left. */
+static void note_launch(struct job *job, uint32_t world)
+{
+    pthread_mutex_lock(&job->session->lock);
+    if (job->attachment.launch != 0) job->attachment.launch = world;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
+                                   struct cairn_round *out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool initialized = job->known.initialized;
+    pthread_mutex_unlock(&job->session->lock);
+    if (!initialized)
+        return cairn_client_fail(CAIRN_ERR_NOT_READY,
+                                 "job %s: every worker calls cairn_init_done before its first "
+                                 "round, rank 0 after its cairn_put of each tensor",
+                                 job->name);
+    // A void round's buffers come back before the caller fills them again.
+    const uint64_t from_us = cairn_client_now_us();
+    cairn_status status = await_pushes(job, deadline_ms);
+    const bool is_write = type == CAIRN_MSG_WRITE_BEGIN;
+    for (bool taken = false; status == CAIRN_OK && !taken;) {
+        Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
+        Cairn__WriteBegin write = CAIRN__WRITE_BEGIN__INIT;
+        ProtobufCMessage *reply;
+        status = cairn_ask(job, type, is_write ? &write.base : &begin.base, CAIRN_MSG_ROUND_OPENED,
+                           deadline_ms, &reply);
+        if (status != CAIRN_OK) break;
+        // Another thread may have pushed while this one waited for its turn.
+        status = await_pushes(job, deadline_ms);
+        taken = status == CAIRN_OK &&
+                take_round(job, (const Cairn__RoundOpened *)reply, is_write, out);
+        cairn_message_free(reply);
+    }
+    pthread_mutex_lock(&job->session->lock);
+    cairn_step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
+    pthread_mutex_unlock(&job->session->lock);
+    if (status == CAIRN_OK && !is_write) note_launch(job, out->world);
+    return status;
+}
+
+cairn_status cairn_round_begin(cairn_job *handle, int timeout_ms, struct cairn_round *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    struct cairn_round round = { .struct_size = sizeof round };
+    if (status == CAIRN_OK && (!cairn_struct_fits(out, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "out must be given, with its struct_size, timeout_ms 0 or more");
+    if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
+        status = cairn_client_fail(CAIRN_ERR_REFUSED, "a reader takes no part in rounds");
+    const uint64_t deadline_ms = cairn_api_deadline(timeout_ms);
+    if (status == CAIRN_OK) status = cairn_api_await_write(job, deadline_ms);
+    if (status == CAIRN_OK)
+        status = cairn_api_round_begin(job, CAIRN_MSG_ROUND_BEGIN, deadline_ms, &round);
+    if (status == CAIRN_OK) cairn_struct_give(out, &round, sizeof round);
+    return cairn_api_leave(handle, status);
+}
+
+static cairn_status send_word(struct job *job, bool (*run)(struct command *),
+                              const struct cairn_round *round, uint32_t micro, uint64_t weight)
+{
+    struct command *command = cairn_op_command(job, run);
+    if (command == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    command->round = round->round;
+    command->micro = micro;
+    command->weight = weight;
+    cairn_session_command(job->session, command);
+    return CAIRN_OK;
+}
+
+/* Under the lock. Stages 0 and 1: the sums of the round are this call's to send; none is added to from here
+ * on. */
+static bool claim_sums(struct job *job, const struct cairn_round *round)
+{
+    const bool mine = cairn_accumulate_wanted(job) && !job->sums.ended &&
+                      job->filling.round == round->round;
+    if (mine) job->sums.ended = true;
+    return mine;
+}
+
+/* Sends the sums that claim_sums gave to this call, and the end of the micro-batches. `status` is
+ * what happened since the claim. After a failure the claim is undone, so that the caller may try
+ * all of it again. */
+static cairn_status send_claimed(struct job *job, const struct cairn_round *round,
+                                 cairn_status status)
+{
+    if (status == CAIRN_OK) status = cairn_accumulate_send(job, round);
+    if (status == CAIRN_OK) status = send_word(job, cairn_pushes_micro_end_run, round, 0, 0);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock);
+    if (job->filling.round == round->round) job->sums.ended = false;
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+static cairn_status send_sums(struct job *job, const struct cairn_round *round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool mine = claim_sums(job, round);
+    pthread_mutex_unlock(&job->session->lock);
+    return mine ? send_claimed(job, round, CAIRN_OK) : CAIRN_OK;
+}
+
+/* Sends what a micro-batch's end brings with it. The end itself has been noted before. */
+static cairn_status send_micro_end(struct job *job, const struct cairn_round *round, uint32_t micro)
+{
+    const cairn_status status = cairn_api_push_incomplete(job, round, micro);
+    if (status != CAIRN_OK) return status;
+    if (!cairn_accumulate_wanted(job))
+        return send_word(job, cairn_pushes_micro_end_run, round, micro, 0);
+    return micro + 1 == job->spec.micro_batches ? send_sums(job, round) : CAIRN_OK;
+}
+
+/* True if this call has to send the end of the micro-batch: an earlier call noted the end but could
+ * not send it. */
+static bool claim_end(struct job *job, const struct cairn_round *round, uint32_t micro)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool mine = job->filling.end_unsent && job->filling.round == round->round &&
+                      job->filling.micro == micro + 1;
+    if (mine) job->filling.end_unsent = false;
+    pthread_mutex_unlock(&job->session->lock);
+    return mine;
+}
+
+/* Notes the end of a micro-batch and tells it; one that cannot be told, for lack of memory, is told by the
+ * call that is made again. */
+static cairn_status end_micro(struct job *job, const struct cairn_round *round, uint32_t micro)
+{
+    cairn_status status = claim_end(job, round, micro)
+                              ? CAIRN_OK
+                              : cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
+    if (status != CAIRN_OK) return status;
+    status = send_micro_end(job, round, micro);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock);
+    if (job->filling.round == round->round) job->filling.end_unsent = true;
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round, uint32_t micro)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = cairn_api_batch_place(job, round, &micro);
+    if (status == CAIRN_OK) status = end_micro(job, round, micro);
+    return cairn_api_leave(handle, status);
+}
+
+static cairn_status note_committed(struct job *job, const struct cairn_round *round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    if (job->filling.round == round->round)
+        job->filling.committed = true; // not a write that came between
+    pthread_mutex_unlock(&job->session->lock);
+    return CAIRN_OK;
+}
+
+/* Under the lock, of a round that was committed before: the call may be repeated, and changes nothing. */
+static cairn_status judge_again(const struct job *job, const struct cairn_round *round,
+                                uint64_t weight)
+{
+    if (weight == job->filling.weight) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "round %llu was committed by this worker with the weight %llu, which "
+                             "%llu cannot change: repeat the call as it was",
+                             (unsigned long long)round->round,
+                             (unsigned long long)job->filling.weight, (unsigned long long)weight);
+}
+
+static cairn_status judge_weight(uint64_t weight)
+{
+    if (weight <= CAIRN_SPEC_WEIGHT_MAX || weight == CAIRN_WEIGHT_NONE) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "the weight is %llu; allowed: 0 to 2^53, for all workers together, or "
+                             "CAIRN_WEIGHT_NONE",
+                             (unsigned long long)weight);
+}
+
+/* Ends the micro-batch being filled, if any, and commits; nothing if that was done before. */
+static cairn_status commit_once(struct job *job, const struct cairn_round *round, uint64_t weight)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool is_void = round->round != 0 && round->round <= job->filling.void_round;
+    const bool is_done = job->filling.committed && round->round == job->filling.round;
+    const uint32_t micro = job->filling.micro;
+    bool open = job->filling.any || micro == 0;
+    cairn_status status = is_void   ? CAIRN_OK
+                          : is_done ? judge_again(job, round, weight)
+                                    : cairn_api_judge_round(job, round);
+    if (!is_void && !is_done && status == CAIRN_OK) status = cairn_batch_judge_commit(job, &open);
+    const bool is_surplus = cairn_batch_is_surplus(job), end_unsent = job->filling.end_unsent;
+    if (!is_void && !is_done) job->filling.weight = weight;
+    // From here on, before the micro-batch ends: else a push could come between its end and the sums.
+    const bool mine = !is_void && !is_done && status == CAIRN_OK && claim_sums(job, round);
+    pthread_mutex_unlock(&job->session->lock);
+    if (is_void || is_done || status != CAIRN_OK)
+        return status; // the coordinator says how it ended
+    if (is_surplus) return note_committed(job, round);
+    if (end_unsent) status = end_micro(job, round, micro - 1);
+    if (status == CAIRN_OK && open) status = end_micro(job, round, micro);
+    if (mine) status = send_claimed(job, round, status);
+    if (status != CAIRN_OK) return status;
+    const bool summed = cairn_accumulate_wanted(job);
+    const uint32_t micros = micro + (open ? 1 : 0);
+    if (weight == 0) weight = micros;
+    if (weight == CAIRN_WEIGHT_NONE) weight = 0;
+    status = send_word(job, cairn_pushes_commit_run, round, summed ? 0 : micros - 1, weight);
+    return status == CAIRN_OK ? note_committed(job, round) : status;
+}
+
+/* CAIRN_OK: no shard refused anything of this worker in that round. */
+static cairn_status judge_refused(struct job *job, uint64_t round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const cairn_status status = round == job->filling.refused_round
+                                    ? cairn_client_fail(job->filling.refused_status, "%s",
+                                                        job->filling.refused_why.text)
+                                    : CAIRN_OK;
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_result *out)
+{
+    const cairn_status status = cairn_status_known(result->status) ? (cairn_status)result->status
+                                                                   : CAIRN_ERR_PROTOCOL;
+    if (status != CAIRN_OK)
+        return cairn_client_fail(
+            status, "%s", result->text[0] != 0 ? result->text : cairn_status_text((int)status));
+    out->step = result->step;
+    out->version = (struct cairn_version) { result->generation, result->step };
+    out->grad_norm = result->grad_norm;
+    out->clip_scale = result->clip_scale;
+    out->lr = result->lr;
+    out->applied = result->applied;
+    out->finite = result->finite;
+    out->skips = result->skips;
+    out->index = result->step + result->skips;
+    out->nonfinite = result->nonfinite;
+    snprintf(out->nonfinite_tensors, sizeof out->nonfinite_tensors, "%s",
+             result->nonfinite_tensors);
+    return CAIRN_OK;
+}
+
+/* Fills in the times and the memory that a commit tells the coordinator. False if the commit
+ * carries none. */
+static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
+                       Cairn__WorkerMemory *memory)
+{
+    cairn__worker_memory__init(memory);
+    pthread_mutex_lock(&job->session->lock);
+    const bool told = cairn_step_times_commit(&job->times, round, out) &&
+                      !cairn_batch_is_surplus(job); // it did nothing that others are measured by
+    memory->shared = cairn_memory_bytes(job->session);
+    memory->sums = job->stats.accumulated_bytes;
+    memory->units = job->stats.mapped_bytes;
+    memory->copies = job->stats.packed_bytes + job->stats.assembled_bytes;
+    pthread_mutex_unlock(&job->session->lock);
+    if (told) out->memory = memory;
+    return told;
+}
+
+static void note_ended(struct job *job, uint64_t from_us)
+{
+    pthread_mutex_lock(&job->session->lock);
+    cairn_step_times_ended(&job->times, from_us);
+    pthread_mutex_unlock(&job->session->lock);
+}
+
+cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, uint64_t weight,
+                              const struct cairn_commit_words *words, uint64_t deadline_ms,
+                              struct cairn_result *out)
+{
+    cairn_status status = cairn_api_judge_begun(job, round);
+    if (status == CAIRN_OK) status = commit_once(job, round, weight);
+    if (status != CAIRN_OK) return status;
+    Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
+    Cairn__StepTimes times;
+    Cairn__WorkerMemory memory;
+    message.round = round->round;
+    message.client_state = words->state;
+    if (tell_times(job, round->round, &times, &memory)) message.times = &times;
+    const uint64_t from_us = cairn_client_now_us();
+    message.driven = words->driven;
+    message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
+    ProtobufCMessage *reply;
+    status = cairn_ask(job, CAIRN_MSG_ROUND_COMMIT, &message.base, CAIRN_MSG_ROUND_RESULT,
+                       deadline_ms, &reply);
+    note_ended(job, from_us);
+    if (status != CAIRN_OK) return status;
+    status = await_pushes(job, deadline_ms);
+    if (status == CAIRN_OK) status = judge_refused(job, round->round);
+    if (status == CAIRN_OK) status = take_result((const Cairn__RoundResult *)reply, out);
+    cairn_message_free(reply);
+    return status;
+}
+
+static cairn_status judge_state(const struct job *job, const struct cairn_round *round,
+                                const ProtobufCBinaryData *state)
+{
+    const uint32_t max = job->spec.client_state_max;
+    if (state->data == NULL && state->len == 0) return CAIRN_OK;
+    if (state->data == NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "client_state is NULL, its size %zu",
+                                 state->len);
+    if (max == 0)
+        return cairn_client_fail(
+            CAIRN_ERR_REFUSED,
+            "job %s keeps no client state; declare client_state_max in its spec, or give NULL",
+            job->name);
+    if (round->rank != 0)
+        return cairn_client_fail(
+            CAIRN_ERR_REFUSED,
+            "client_state is given by rank 0 of the round, this is rank %u; give NULL",
+            round->rank);
+    if (state->len <= max) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "client_state of %zu bytes; job %s declares client_state_max = %u",
+                             state->len, job->name, max);
+}
+
+cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, uint64_t weight,
+                          const void *client_state, size_t state_bytes, int timeout_ms,
+                          struct cairn_result *out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    double room[CAIRN_SPEC_GROUPS_MAX];
+    struct cairn_commit_words words = { { state_bytes, (uint8_t *)(uintptr_t)client_state }, NULL };
+    struct cairn_result result = { .struct_size = sizeof result };
+    if (status == CAIRN_OK && (!cairn_struct_fits(out, CAIRN_API_RESULT_LEAST) || timeout_ms < 0 ||
+                               !cairn_struct_fits(round, CAIRN_API_ROUND_LEAST)))
+        status = cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "round and out must be given, with their struct_size, timeout_ms be 0 or more");
+    if (status == CAIRN_OK) status = judge_weight(weight);
+    if (status == CAIRN_OK) status = judge_state(job, round, &words.state);
+    if (status == CAIRN_OK) status = cairn_driven_take(job, room, &words.driven);
+    if (status == CAIRN_OK)
+        status = cairn_api_commit(job, round, weight, &words, cairn_api_deadline(timeout_ms),
+                                  &result);
+    if (status == CAIRN_OK) cairn_struct_give(out, &result, sizeof result);
+    return cairn_api_leave(handle, status);
+}
+
+/* CAIRN_OK with *over_out: it is void already, or not this worker's to give up. */
+static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    cairn_status status = cairn_api_judge_round(job, round);
+    *over_out = status == CAIRN_ERR_EPOCH_CHANGED ||
+                (status == CAIRN_OK && cairn_batch_is_surplus(job));
+    pthread_mutex_unlock(&job->session->lock);
+    return *over_out ? CAIRN_OK : status;
+}
+
+/* Void, as it is wanted; anything else is how it ended. */
+static cairn_status take_void(const Cairn__RoundResult *result)
+{
+    if (result->status == CAIRN_ERR_EPOCH_CHANGED) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_STALE,
+                             "round %llu is not abandoned: it was committed meanwhile, and ended",
+                             (unsigned long long)result->round);
+}
+
+static cairn_status abandon_inside(struct job *job, const struct cairn_round *round,
+                                   uint64_t deadline_ms)
+{
+    bool is_over;
+    cairn_status status = judge_abandon(job, round, &is_over);
+    if (status == CAIRN_OK && !is_over) {
+        Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
+        message.round = round->round;
+        message.abandon = true;
+        ProtobufCMessage *reply;
+        status = cairn_ask(job, CAIRN_MSG_ROUND_COMMIT, &message.base, CAIRN_MSG_ROUND_RESULT,
+                           deadline_ms, &reply);
+        if (status != CAIRN_OK) return status;
+        status = take_void((const Cairn__RoundResult *)reply);
+        cairn_message_free(reply);
+    }
+    if (status != CAIRN_OK) return status;
+    return await_pushes(job, deadline_ms);
+}
+
+cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *round, int timeout_ms)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK && (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST) || timeout_ms < 0))
+        status = cairn_client_fail(
+            CAIRN_ERR_INVALID,
+            "round must be given, with its struct_size, timeout_ms be 0 or more");
+    if (status == CAIRN_OK) status = abandon_inside(job, round, cairn_api_deadline(timeout_ms));
+    return cairn_api_leave(handle, status);
+}
+
+/* ==== batch ==== */
+
+/* global_batch: a step's micro-batches have numbers, whoever is there, and the caller speaks of them by
+ * these. Inside, and on the wire, one is its place among this worker's own. */
+
+static cairn_status refuse_surplus(const struct job *job)
+{
+    const struct cairn_batch *batch = &job->filling.batch;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "this worker is surplus: job %s has global_batch = %u, and others of "
+                             "lower rank have all of its micro-batches; commit, which waits for "
+                             "the round's end, and begin the next one",
+                             job->name, batch->total);
+}
+
+/* "1, 4, 7": the first ones, and that there are more. */
+static void list_own(const struct cairn_batch *batch, struct cairn_sentence *out)
+{
+    const uint32_t count = cairn_batch_count(batch), shown = count < 4 ? count : 4;
+    cairn_sentence_set(out, "%s", "");
+    for (uint32_t i = 0; i < shown; i++)
+        cairn_sentence_add(out, "%s%u", i > 0 ? ", " : "", cairn_batch_number(batch, i));
+    if (shown < count) cairn_sentence_add(out, ", ...");
+}
+
+static cairn_status refuse_number(const struct job *job, uint32_t micro)
+{
+    struct cairn_sentence own;
+    const struct cairn_batch *batch = &job->filling.batch;
+    list_own(batch, &own);
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "micro-batch %u of %u is not this worker's in this round: rank %u of "
+                             "%u has %s",
+                             micro, batch->total, batch->rank, batch->world, own.text);
+}
+
+bool cairn_batch_is_surplus(const struct job *job)
+{
+    return job->filling.batch.total > 0 && cairn_batch_count(&job->filling.batch) == 0;
+}
+
+cairn_status cairn_api_batch_place(struct job *job, const struct cairn_round *round,
+                                   uint32_t *micro)
+{
+    if (job->spec.global_batch == 0) return CAIRN_OK;
+    if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
+    pthread_mutex_lock(&job->session->lock);
+    cairn_status status = cairn_api_judge_round(job, round);
+    if (status == CAIRN_OK && cairn_batch_is_surplus(job))
+        status = refuse_surplus(job);
+    else if (status == CAIRN_OK && !cairn_batch_place(&job->filling.batch, *micro, micro))
+        status = refuse_number(job, *micro);
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+cairn_status cairn_batch_judge_commit(const struct job *job, bool *is_open)
+{
+    const struct cairn_batch *batch = &job->filling.batch;
+    const uint32_t own = cairn_batch_count(batch), micro = job->filling.micro;
+    if (batch->total == 0) return CAIRN_OK;
+    *is_open = micro < own;
+    if (micro + 1 >= own) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "micro-batch %u of %u is not ended, nor are the %u of this worker "
+                             "behind it: every step has all of them; end each with "
+                             "cairn_micro_end, also one without gradients, or give the round up "
+                             "with cairn_round_abandon",
+                             cairn_batch_number(batch, micro), batch->total, own - micro - 1);
+}
+
+cairn_status cairn_api_batch_judge_buffer(struct job *job, size_t tensor)
+{
+    const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
+    if (job->spec.global_batch == 0 || t->kind != CAIRN_BUFFER) return CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock);
+    const bool may = job->filling.had_last;
+    pthread_mutex_unlock(&job->session->lock);
+    if (may) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_REFUSED,
+                             "tensor %s is a buffer, and job %s has global_batch = %u: the worker "
+                             "of micro-batch %u of the last round writes it, so that the bits do "
+                             "not depend on how many workers there are; this one had others",
+                             t->name, job->name, job->spec.global_batch,
+                             job->spec.global_batch - 1);
+}
+
+uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro)
+{
+    const size_t least = offsetof(struct cairn_round, global_batch) + sizeof round->global_batch;
+    if (!cairn_struct_fits(round, least)) return 0;
+    const uint64_t number = round->global_batch > 0 ? micro
+                                                    : (uint64_t)micro * round->world + round->rank;
+    return cairn_batch_seed(round->seed, round->index, number);
+}

@@ -1,0 +1,898 @@
+#include "proto/fabric/mapped.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "proto/base/text.h"
+#include "proto/fabric/backend.h"
+
+/* ==== mapped out ==== */
+
+/* Connections that we made: our messages leave by them, releases come back. */
+
+enum { OUT_FRAMES_PER_TURN = 64, FRESH_MAX = 64 };
+
+/* -- frames that wait --------------------------------------------------------------------------- */
+
+static struct mapped_frame *frame_get(struct mapped_fabric *fabric, enum frame_kind kind)
+{
+    struct mapped_frame *frame = TAILQ_FIRST(&fabric->spare);
+    if (frame != NULL)
+        TAILQ_REMOVE(&fabric->spare, frame, link);
+    else if ((frame = malloc(sizeof *frame)) == NULL)
+        return NULL;
+    *frame = (struct mapped_frame) { .kind = kind };
+    return frame;
+}
+
+void mapped_frame_put(struct mapped_out *out, struct mapped_frame *frame)
+{
+    if (frame->kind == FRAME_REGION) mapped_share_release(frame->share);
+    if (frame->kind != FRAME_MESSAGE) out->control_count--;
+    TAILQ_INSERT_HEAD(&out->fabric->spare, frame, link);
+}
+
+static void lose(struct mapped_out *out)
+{
+    if (out->is_lost) return;
+    out->is_lost = true;
+    mapped_link_unwatch(out->fabric, &out->link);
+    if (out->peer != NULL)
+        fabric_peer_lost(out->peer, out->is_welcome ? CAIRN_ERR_CLOSED : CAIRN_ERR_UNREACHABLE);
+    else
+        mapped_out_end(out);
+}
+
+enum { PARTS_OF_MESSAGE = 4 };
+
+/* Lists the parts of a message's datagram; returns how many there are. */
+static size_t add_parts(const struct mapped_frame *frame, struct iovec parts[PARTS_OF_MESSAGE])
+{
+    static const uint8_t zero[8];
+    const struct frame_message *message = &frame->message;
+    const size_t bytes = frame_message_bytes(message), fill = frame_filled(bytes) - bytes;
+    size_t count = 0;
+    parts[count++] = (struct iovec) { (void *)(uintptr_t)message, sizeof *message };
+    parts[count++] = (struct iovec) { frame->op->header, message->header_bytes };
+    if (message->slot == FRAME_INLINE && message->payload_bytes > 0)
+        parts[count++] = (struct iovec) { (void *)(uintptr_t)frame->payload,
+                                          message->payload_bytes };
+    if (fill > 0) parts[count++] = (struct iovec) { (void *)(uintptr_t)zero, fill };
+    return count;
+}
+
+static enum frame_fate write_message(struct mapped_out *out, const struct mapped_frame *frame)
+{
+    struct iovec parts[PARTS_OF_MESSAGE];
+    size_t count = add_parts(frame, parts);
+    if (frame_message_bytes(&frame->message) % 8 != 0) count--; // alone it is not filled up
+    return frame_write(out->link.fd, parts, count, -1);
+}
+
+/* As many messages as stand at the head of the queue and fit into one datagram. */
+static enum frame_fate write_messages(struct mapped_out *out, uint32_t *count_out)
+{
+    const struct frame_head head = frame_head(FRAME_BUNDLE);
+    struct iovec parts[1 + PARTS_OF_MESSAGE * FRAME_BUNDLE_MAX];
+    const struct mapped_frame *first = TAILQ_FIRST(&out->queue), *frame = first;
+    size_t bytes = sizeof head, part_count = 1;
+    uint32_t count = 0;
+    parts[0] = (struct iovec) { (void *)(uintptr_t)&head, sizeof head };
+    for (; frame != NULL && frame->kind == FRAME_MESSAGE && count < FRAME_BUNDLE_MAX; count++) {
+        bytes += frame_filled(frame_message_bytes(&frame->message));
+        if (bytes > FRAME_BYTES_MAX) break;
+        part_count += add_parts(frame, parts + part_count);
+        frame = TAILQ_NEXT(frame, link);
+    }
+    *count_out = count;
+    if (count == 1) return write_message(out, first);
+    return frame_write(out->link.fd, parts, part_count, -1);
+}
+
+/* Writes the frame at the head of the queue, or several messages from there. */
+static enum frame_fate write_frames(struct mapped_out *out, uint32_t *count_out)
+{
+    const struct mapped_frame *frame = TAILQ_FIRST(&out->queue);
+    *count_out = 1;
+    if (frame->kind == FRAME_MESSAGE) return write_messages(out, count_out);
+    if (frame->kind == FRAME_REGION)
+        return frame_write_one(out->link.fd, &frame->share->frame, sizeof frame->share->frame,
+                               frame->share->fd);
+    const struct frame_gone gone = { .head = frame_head(FRAME_REGION_GONE), .slot = frame->slot };
+    return frame_write_one(out->link.fd, &gone, sizeof gone, -1);
+}
+
+/* Bytes that were carried or copied are the caller's again; bytes that the peer reads in place are
+ * so only once it releases them. */
+static void message_written(struct mapped_out *out, struct mapped_frame *frame)
+{
+    struct fabric_flight *flight = NULL;
+    if (frame->message.slot != FRAME_INLINE) {
+        flight = fabric_flight_find(&out->flights, frame->message.serial);
+        flight->is_written = true;
+        if (flight->pages.count > 0) out->staged_written++;
+    }
+    if (flight != NULL && flight->pages.count == 0)
+        flight->op = frame->op;
+    else
+        fabric_op_done(frame->op, CAIRN_OK);
+}
+
+static void take_written(struct mapped_out *out, uint32_t count)
+{
+    for (; count > 0; count--) {
+        struct mapped_frame *frame = TAILQ_FIRST(&out->queue);
+        TAILQ_REMOVE(&out->queue, frame, link);
+        if (frame->kind == FRAME_MESSAGE) message_written(out, frame);
+        mapped_frame_put(out, frame);
+    }
+}
+
+unsigned mapped_out_write(struct mapped_out *out)
+{
+    enum frame_fate fate = FRAME_WRITTEN;
+    unsigned count = 0;
+    if (out->is_fresh) TAILQ_REMOVE(&out->fabric->fresh, out, fresh);
+    out->is_fresh = false;
+    out->fresh_count = 0;
+    if (!out->is_welcome || out->is_lost) return 0;
+    while (!TAILQ_EMPTY(&out->queue)) {
+        uint32_t written;
+        if ((fate = write_frames(out, &written)) != FRAME_WRITTEN) break;
+        take_written(out, written);
+        count += written;
+    }
+    if (fate == FRAME_NOBODY)
+        lose(out);
+    else
+        mapped_link_watch(out->fabric, &out->link,
+                          fate == FRAME_LATER ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    return count;
+}
+
+/* Written at the end of the turn with what else is sent in it, or when there is much. Behind what the socket
+ * does not take it waits for that. */
+static void enqueue(struct mapped_out *out, struct mapped_frame *frame)
+{
+    const bool is_stuck = !out->is_fresh && !TAILQ_EMPTY(&out->queue);
+    TAILQ_INSERT_TAIL(&out->queue, frame, link);
+    if (frame->kind != FRAME_MESSAGE) out->control_count++;
+    if (is_stuck) return;
+    if (!out->is_fresh) TAILQ_INSERT_TAIL(&out->fabric->fresh, out, fresh);
+    out->is_fresh = true;
+    if (++out->fresh_count == FRESH_MAX) mapped_out_write(out);
+}
+
+/* -- regions ------------------------------------------------------------------------------------ */
+
+static uint64_t bit_of(uint16_t slot)
+{
+    return UINT64_C(1) << slot % 64;
+}
+
+static cairn_status show(struct mapped_out *out, struct mapped_share *share)
+{
+    const uint16_t slot = share->frame.slot;
+    if ((out->shown[slot / 64] & bit_of(slot)) != 0) return CAIRN_OK;
+    if (out->control_count >= MAPPED_CONTROL_MAX) return CAIRN_ERR_BUSY;
+    struct mapped_frame *frame = frame_get(out->fabric, FRAME_REGION);
+    if (frame == NULL) return CAIRN_ERR_NO_MEMORY;
+    frame->share = share;
+    share->references++;
+    out->shown[slot / 64] |= bit_of(slot);
+    enqueue(out, frame);
+    return CAIRN_OK;
+}
+
+/* One for each REGION that was accepted, so that it needs no bound of its own. Without memory for it the
+ * connection ends: the slot must not come to mean two things. */
+void mapped_take_back(struct mapped_out *out, uint16_t slot)
+{
+    if ((out->shown[slot / 64] & bit_of(slot)) == 0) return;
+    out->shown[slot / 64] &= ~bit_of(slot);
+    if (out->is_lost || out->peer == NULL) return; // it will hear of the end
+    struct mapped_frame *frame = frame_get(out->fabric, FRAME_REGION_GONE);
+    if (frame == NULL) {
+        lose(out);
+        return;
+    }
+    frame->slot = slot;
+    enqueue(out, frame);
+}
+
+cairn_status mapped_region_show(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer)
+{
+    if (peer->fabric != region->fabric) return CAIRN_OK; // one of "auto" that does not map
+    if (region->is_device && !mapped_imports(peer, region->uuid)) return CAIRN_OK;
+    return show(((struct mapped_peer *)peer)->out, ((struct mapped_region *)region)->share);
+}
+
+/* -- sending ------------------------------------------------------------------------------------ */
+
+static cairn_status send_inline(struct mapped_out *out, struct mapped_frame *frame)
+{
+    frame->message.slot = FRAME_INLINE;
+    enqueue(out, frame);
+    return CAIRN_OK;
+}
+
+static cairn_status send_reference(struct mapped_out *out, struct mapped_frame *frame,
+                                   const struct mapped_region *region)
+{
+    cairn_status status = show(out, region->share);
+    if (status != CAIRN_OK) return status;
+    status = fabric_flight_begin(&out->flights, &frame->message.serial);
+    if (status != CAIRN_OK) return status;
+    frame->message.slot = region->share->frame.slot;
+    frame->message.offset = (uint64_t)((const uint8_t *)frame->payload - region->common.base);
+    enqueue(out, frame);
+    return CAIRN_OK;
+}
+
+/* CAIRN_ERR_BUSY: no room yet. */
+static cairn_status send_copy(struct mapped_out *out, struct mapped_frame *frame)
+{
+    struct mapped_fabric *fabric = out->fabric;
+    struct fabric_pages pages;
+    const size_t bytes = frame->message.payload_bytes;
+    cairn_status status = mapped_stage(fabric, out->staged_pages, bytes, &pages);
+    if (status != CAIRN_OK) return status;
+    status = show(out, fabric->shares[pages.arena]);
+    if (status == CAIRN_OK) status = fabric_flight_begin(&out->flights, &frame->message.serial);
+    if (status != CAIRN_OK) {
+        mapped_unstage(fabric, pages);
+        return status;
+    }
+    fabric_flight_find(&out->flights, frame->message.serial)->pages = pages;
+    memcpy(mapped_staged(fabric, pages), frame->payload, bytes);
+    out->staged_pages += pages.count;
+    frame->message.slot = (uint16_t)pages.arena;
+    frame->message.offset = (uint64_t)pages.first * MAPPED_PAGE;
+    enqueue(out, frame);
+    return CAIRN_OK;
+}
+
+static cairn_status stage_or_wait(struct mapped_out *out, struct mapped_frame *frame)
+{
+    cairn_status status = CAIRN_ERR_BUSY;
+    if (TAILQ_EMPTY(&out->waiting)) status = send_copy(out, frame);
+    if (status != CAIRN_ERR_BUSY) return status;
+    TAILQ_INSERT_TAIL(&out->waiting, frame, link);
+    return CAIRN_OK;
+}
+
+cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload)
+{
+    struct mapped_out *out = ((struct mapped_peer *)peer)->out;
+    struct mapped_frame *frame = frame_get(out->fabric, FRAME_MESSAGE);
+    if (frame == NULL) return CAIRN_ERR_NO_MEMORY;
+    frame->op = op;
+    frame->payload = payload;
+    frame->message = (struct frame_message) { .head = frame_head(FRAME_MESSAGE),
+                                              .payload_bytes = (uint32_t)op->payload_bytes,
+                                              .header_bytes = (uint16_t)op->header_bytes };
+    const struct cairn_fabric *common = &out->fabric->common;
+    const bool is_small = op->payload_bytes <= FRAME_INLINE_MAX;
+    const bool may_refer = op->payload_bytes >= FRAME_REFER_MIN;
+    struct cairn_fabric_region *region = NULL;
+    cairn_status status;
+    if (may_refer || (op->payload_bytes > 0 && common->device_region_count > 0))
+        region = fabric_region_find(common, payload, op->payload_bytes);
+    if (region != NULL && !region->is_device && !may_refer) region = NULL;
+    if (is_small && region == NULL) // nothing here reads memory of cards
+        status = send_inline(out, frame);
+    else if (region != NULL)
+        status = send_reference(out, frame, (struct mapped_region *)region);
+    else
+        status = stage_or_wait(out, frame);
+    if (status != CAIRN_OK) TAILQ_INSERT_HEAD(&out->fabric->spare, frame, link);
+    return status;
+}
+
+/* Somebody released pages. A message whose turn it is and that finds no memory at all ends here. */
+unsigned mapped_out_stage_waiting(struct mapped_out *out)
+{
+    struct mapped_frame *frame;
+    unsigned count = 0;
+    while (!out->is_lost && (frame = TAILQ_FIRST(&out->waiting)) != NULL) {
+        TAILQ_REMOVE(&out->waiting, frame, link);
+        const cairn_status status = send_copy(out, frame);
+        if (status == CAIRN_ERR_BUSY) {
+            TAILQ_INSERT_HEAD(&out->waiting, frame, link);
+            break;
+        }
+        count++;
+        if (status == CAIRN_OK) continue;
+        fabric_op_done(frame->op, status);
+        TAILQ_INSERT_HEAD(&out->fabric->spare, frame, link);
+    }
+    return count;
+}
+
+/* -- what comes back ---------------------------------------------------------------------------- */
+
+static void release_out(struct mapped_out *out, struct fabric_flight *flight)
+{
+    if (flight->op != NULL) fabric_op_done(flight->op, CAIRN_OK);
+    if (flight->pages.count > 0) {
+        out->staged_pages -= flight->pages.count;
+        out->staged_written--;
+    }
+    mapped_unstage(out->fabric, flight->pages);
+    fabric_flight_end(&out->flights, flight);
+}
+
+static bool on_release(struct mapped_out *out, const struct frame_release *frame, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct fabric_flight *flight = fabric_flight_find(&out->flights, frame->serials[i]);
+        if (flight == NULL || !flight->is_written) return false;
+        release_out(out, flight);
+    }
+    return true;
+}
+
+static bool on_challenge(struct mapped_out *out, const struct frame_greeting *challenge)
+{
+    struct frame_greeting hello = { .head = frame_head(FRAME_HELLO) };
+    frame_random(out->nonce, sizeof out->nonce);
+    memcpy(out->challenge, challenge->nonce, sizeof out->challenge);
+    memcpy(hello.nonce, out->nonce, sizeof hello.nonce);
+    frame_prove(out->key, false, out->challenge, out->nonce, hello.proof);
+    // The first frame of a new connection always finds room.
+    return frame_write_one(out->link.fd, &hello, sizeof hello, -1) == FRAME_WRITTEN;
+}
+
+static bool on_frame_out(struct mapped_out *out, const union frame *frame, size_t bytes)
+{
+    switch (frame_judge(frame, bytes)) {
+    case FRAME_CHALLENGE: return !out->is_welcome && on_challenge(out, &frame->greeting);
+    case FRAME_WELCOME:
+        if (out->is_welcome ||
+            !frame_proves(out->key, true, out->challenge, out->nonce, frame->greeting.proof))
+            return false;
+        out->is_welcome = true;
+        mapped_out_write(out);
+        return true;
+    case FRAME_RELEASE:
+        return out->is_welcome && on_release(out, &frame->release, frame_release_count(bytes));
+    case FRAME_NO_IMPORTS:
+        if (out->is_welcome) mapped_import_none(out);
+        return out->is_welcome;
+    default: return false;
+    }
+}
+
+unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events)
+{
+    union frame *frame = &out->fabric->frame;
+    unsigned count = 0;
+    if ((events & EPOLLOUT) != 0) count += mapped_out_write(out);
+    for (int i = 0; i < OUT_FRAMES_PER_TURN && !out->is_lost; i++, count++) {
+        int fd;
+        bool is_whole;
+        const long bytes = frame_read(out->link.fd, frame, &fd, &is_whole);
+        if (bytes < 0) break;
+        if (fd >= 0) close(fd);
+        if (bytes == 0 || fd >= 0 || !is_whole || !on_frame_out(out, frame, (size_t)bytes))
+            lose(out);
+        if (out->peer == NULL && out->staged_written == 0) lose(out);
+    }
+    return count;
+}
+
+/* ==== mapped in ==== */
+
+/* Connections that we accepted: messages of peers come by them, our releases leave.
+ *
+ * Whatever is wrong with a frame ends its connection, and nothing else. Messages that are held stay readable
+ * then, and the socket stays open, unread, until they are dropped: a sender that hears of the end
+ * uses its memory again. */
+
+enum { IN_FRAMES_PER_TURN = 16 };
+/* Half of the smallest first cache that there is. */
+#define FAR_BLOCK ((size_t)16 << 10)
+
+/* -- strangers ---------------------------------------------------------------------------------- */
+
+static uid_t user_of(int fd)
+{
+    struct ucred who = { .uid = (uid_t)-1 };
+    socklen_t bytes = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 ? who.uid : (uid_t)-1;
+}
+
+/* Members are of our own user, of root, or of one of whom a member was here. */
+static bool is_known(const struct mapped_fabric *fabric, uid_t user)
+{
+    if (user == geteuid() || user == 0) return true;
+    for (uint32_t i = 0; i < fabric->users.count && i < MAPPED_USERS_MAX; i++)
+        if (fabric->users.ids[i] == user) return true;
+    return false;
+}
+
+/* Neither does it take a place of strangers any more. */
+static void leave_strangers(struct mapped_in *in)
+{
+    struct mapped_fabric *fabric = in->fabric;
+    if (in->is_unknown) {
+        TAILQ_REMOVE(&fabric->unknown, in, unknown);
+        fabric->unknown_count--;
+    } else {
+        fabric->stranger_count--;
+    }
+    in->is_unknown = false;
+}
+
+static void know(struct mapped_fabric *fabric, uid_t user)
+{
+    struct mapped_in *in, *next;
+    if (user == (uid_t)-1 || is_known(fabric, user)) return;
+    fabric->users.ids[fabric->users.count++ % MAPPED_USERS_MAX] = user;
+    for (in = TAILQ_FIRST(&fabric->unknown); in != NULL; in = next) {
+        next = TAILQ_NEXT(in, unknown);
+        if (in->user != user) continue;
+        leave_strangers(in);
+        fabric->stranger_count++;
+    }
+}
+
+static uint32_t count_of_user(const struct mapped_fabric *fabric, uid_t user)
+{
+    const struct mapped_in *in;
+    uint32_t count = 0;
+    TAILQ_FOREACH (in, &fabric->unknown, unknown) count += in->user == user;
+    return count;
+}
+
+/* Closes the oldest connection of the user who has most of the unknown ones: a crowd pushes out its
+ * own. */
+static void push_one_out(struct mapped_fabric *fabric)
+{
+    struct mapped_in *in, *out = NULL;
+    uint32_t most = 0;
+    TAILQ_FOREACH (in, &fabric->unknown, unknown) {
+        const uint32_t count = count_of_user(fabric, in->user);
+        if (count <= most) continue;
+        most = count;
+        out = in;
+    }
+    fabric->common.stats.connections_refused++;
+    mapped_in_close(out);
+}
+
+static void join_strangers(struct mapped_in *in)
+{
+    struct mapped_fabric *fabric = in->fabric;
+    in->user = user_of(in->link.fd);
+    in->is_unknown = !is_known(fabric, in->user);
+    if (!in->is_unknown) {
+        fabric->stranger_count++;
+        return;
+    }
+    TAILQ_INSERT_TAIL(&fabric->unknown, in, unknown);
+    if (++fabric->unknown_count > MAPPED_STRANGERS_MAX) push_one_out(fabric);
+}
+
+/* -- the end ------------------------------------------------------------------------------------ */
+
+static void in_free(struct mapped_in *in)
+{
+    struct mapped_fabric *fabric = in->fabric;
+    struct cairn_fabric_mapping *mapping;
+    while ((mapping = LIST_FIRST(&in->all)) != NULL) { // somebody holds it
+        LIST_REMOVE(mapping, entry);
+        mapping->in = NULL;
+    }
+    if (in->is_dirty) TAILQ_REMOVE(&fabric->dirty, in, dirty);
+    LIST_REMOVE(in, entry);
+    fabric->in_count--;
+    free(in->releases);
+    mapped_link_end(fabric, &in->link);
+}
+
+static void end_mappings(struct mapped_in *in)
+{
+    for (uint32_t slot = 0; slot < in->slot_count; slot++) {
+        struct cairn_fabric_mapping *mapping = in->mappings[slot];
+        in->mappings[slot] = NULL;
+        if (mapping != NULL) mapped_mapping_end(mapping);
+    }
+    free(in->mappings);
+    in->mappings = NULL;
+    in->slot_count = 0;
+}
+
+/* Nothing more is read. HUP, which is always told, says that the other end is closed, too. */
+static void finish(struct mapped_in *in)
+{
+    if (in->is_over) return;
+    in->is_over = true;
+    if (!in->is_proven) leave_strangers(in);
+    end_mappings(in);
+    mapped_in_flush(in);
+}
+
+void mapped_in_finish(struct mapped_in *in)
+{
+    finish(in);
+}
+
+static void refuse(struct mapped_in *in)
+{
+    in->fabric->common.stats.connections_refused++;
+    finish(in);
+}
+
+void mapped_in_close(struct mapped_in *in)
+{
+    mapped_in_flush(in);
+    if (in->link.is_ended) return;
+    in->held = in->release_count = 0;
+    if (in->is_over)
+        in_free(in);
+    else
+        finish(in);
+}
+
+/* -- releases ----------------------------------------------------------------------------------- */
+
+static enum frame_fate write_releases(struct mapped_in *in)
+{
+    struct frame_release frame = { .head = frame_head(FRAME_RELEASE) };
+    const uint32_t count = in->release_count < FRAME_RELEASES_MAX ? in->release_count
+                                                                  : (uint32_t)FRAME_RELEASES_MAX;
+    memcpy(frame.serials, in->releases, count * sizeof in->releases[0]);
+    const enum frame_fate fate = frame_write_one(
+        in->link.fd, &frame, sizeof frame.head + count * sizeof frame.serials[0], -1);
+    if (fate != FRAME_WRITTEN) return fate;
+    in->release_count -= count;
+    memmove(in->releases, in->releases + count, in->release_count * sizeof in->releases[0]);
+    return fate;
+}
+
+/* A peer that does not take its releases is not read: it cannot make us keep more of them. */
+static void watch(struct mapped_in *in, bool is_stuck)
+{
+    uint32_t events = is_stuck ? EPOLLOUT : 0;
+    if (in->is_gone) return;
+    if (!in->is_over && in->release_count < MAPPED_RELEASES_MAX) events |= EPOLLIN;
+    mapped_link_watch(in->fabric, &in->link, events);
+}
+
+void mapped_in_flush(struct mapped_in *in)
+{
+    enum frame_fate fate = FRAME_WRITTEN;
+    if (in->is_dirty) TAILQ_REMOVE(&in->fabric->dirty, in, dirty);
+    in->is_dirty = false;
+    while (in->release_count > 0 && fate == FRAME_WRITTEN) fate = write_releases(in);
+    if (fate == FRAME_NOBODY) in->release_count = 0;
+    if (in->is_over && in->held == 0 && in->release_count == 0)
+        in_free(in);
+    else if (fate != FRAME_NOBODY) // the end of that one is told by a read
+        watch(in, fate == FRAME_LATER);
+}
+
+/* Room for the release of one more message, before it is held. */
+static bool reserve_release(struct mapped_in *in)
+{
+    const uint32_t needed = in->release_count + in->held + 1;
+    if (needed <= in->release_capacity) return true;
+    const uint32_t capacity = 2 * needed;
+    uint64_t *releases = realloc(in->releases, capacity * sizeof *releases);
+    if (releases == NULL) return false;
+    in->releases = releases;
+    in->release_capacity = capacity;
+    return true;
+}
+
+static void release_in(struct mapped_in *in, uint64_t serial)
+{
+    assert(in->release_count < in->release_capacity);
+    in->releases[in->release_count++] = serial;
+    if (in->is_dirty) return;
+    in->is_dirty = true;
+    TAILQ_INSERT_TAIL(&in->fabric->dirty, in, dirty);
+}
+
+/* -- messages ----------------------------------------------------------------------------------- */
+
+static void let_go(struct mapped_message *message)
+{
+    free(message->copy);
+    message->copy = NULL;
+    if (message->in == NULL) return;
+    cairn_fabric_mapping_release(message->mapping);
+    message->in->held--;
+    release_in(message->in, message->serial);
+}
+
+const void *mapped_view(const struct cairn_fabric_message *message)
+{
+    return ((const struct mapped_message *)message)->view;
+}
+
+static const struct cairn_fabric_device *device_of(const struct mapped_message *message)
+{
+    return message->mapping != NULL ? message->mapping->device : NULL;
+}
+
+const char *mapped_message_path(const struct cairn_fabric_message *message)
+{
+    return device_of((const struct mapped_message *)message) != NULL ? "device" : "mapped";
+}
+
+void mapped_drop(struct cairn_fabric_message *message)
+{
+    let_go((struct mapped_message *)message);
+}
+
+/* A sender ends its connection before its owner may touch the memory again: if it is there after the
+ * copy, the copy is whole. Copies of its own (staging) it keeps until they are released. */
+static bool is_whole(const struct mapped_message *message)
+{
+    if (message->in == NULL || message->mapping->is_staging) return true;
+    struct pollfd end = { .fd = message->in->link.fd, .events = POLLRDHUP };
+    return poll(&end, 1, 0) == 0;
+}
+
+/* A block is summed, and then written from the first cache: each line is read once from memory. */
+static void copy_far(struct mapped_fabric *fabric, struct fabric_op *op, uint8_t *to,
+                     const uint8_t *from)
+{
+    cairn_checksum_begin(fabric->sum);
+    for (size_t at = 0, bytes; at < op->payload_bytes; at += bytes) {
+        bytes = op->payload_bytes - at < FAR_BLOCK ? op->payload_bytes - at : FAR_BLOCK;
+        cairn_checksum_add(fabric->sum, from + at, bytes);
+        cairn_far_copy(to + at, from + at, bytes);
+    }
+    *op->checksum_out = cairn_checksum_end(fabric->sum);
+    op->is_summed = true;
+}
+
+void mapped_receive(struct cairn_fabric_message *common, struct fabric_op *op, void *buffer)
+{
+    struct mapped_message *message = (struct mapped_message *)common;
+    const struct cairn_fabric_device *device = device_of(message);
+    cairn_status status = CAIRN_OK;
+    if (device != NULL)
+        status = device->copy(device->context, buffer, message->view, common->payload_bytes);
+    else if (message->view == NULL) // its sum, if it is wanted, is fabric.c's to make
+        status = mapped_mapping_copy(message->mapping, message->offset, buffer,
+                                     common->payload_bytes)
+                     ? CAIRN_OK
+                     : CAIRN_ERR_IO;
+    else if (op->checksum_out != NULL)
+        copy_far(mapped_of(common->fabric), op, buffer, message->view);
+    else
+        memcpy(buffer, message->view, common->payload_bytes);
+    struct mapped_in *unread = status == CAIRN_OK || device == NULL ? NULL : message->in;
+    if (status == CAIRN_OK && !is_whole(message)) status = CAIRN_ERR_CLOSED;
+    fabric_op_done(op, status);
+    let_go(message);
+    if (unread == NULL || unread->is_over) return;
+    mapped_import_none_of(unread,
+                          "the card did not copy it to the host: it has failed, or is full");
+    refuse(unread);
+}
+
+/* False: no memory for it. A message that is dropped would be awaited for good; the end of the connection
+ * makes both sides ask again. */
+static bool offer_inline(struct mapped_in *in, const struct frame_message *frame)
+{
+    struct cairn_fabric *fabric = &in->fabric->common;
+    const uint8_t *header = (const uint8_t *)(frame + 1), *payload = header + frame->header_bytes;
+    const uint16_t header_bytes = frame->header_bytes;
+    const uint32_t payload_bytes = frame->payload_bytes;
+    if (!fabric_judge(fabric, header_bytes, payload_bytes)) return true;
+    if (payload_bytes == 0) {
+        fabric_offer(fabric, header, header_bytes, 0, NULL);
+        return true;
+    }
+    uint8_t *copy = malloc(payload_bytes);
+    struct mapped_message *message = NULL;
+    if (copy != NULL)
+        message = (struct mapped_message *)fabric_message_new(fabric, payload_bytes);
+    else
+        fabric->stats.messages_refused++;
+    if (message == NULL) {
+        free(copy);
+        return false;
+    }
+    memcpy(copy, payload, payload_bytes);
+    message->view = message->copy = copy;
+    fabric_offer(fabric, header, header_bytes, payload_bytes, &message->common);
+    return true;
+}
+
+/* Likewise. */
+static bool offer_reference(struct mapped_in *in, const struct frame_message *frame,
+                            struct cairn_fabric_mapping *mapping)
+{
+    struct cairn_fabric *fabric = &in->fabric->common;
+    const void *header = frame + 1;
+    if (!fabric_judge(fabric, frame->header_bytes, frame->payload_bytes)) {
+        release_in(in, frame->serial);
+        return true;
+    }
+    struct mapped_message *message = (struct mapped_message *)fabric_message_new(
+        fabric, frame->payload_bytes);
+    if (message == NULL) {
+        release_in(in, frame->serial);
+        return false;
+    }
+    message->in = in;
+    message->mapping = mapping;
+    message->view = mapping->memory != NULL ? (const uint8_t *)mapping->memory + frame->offset
+                                            : NULL;
+    message->offset = frame->offset;
+    message->serial = frame->serial;
+    cairn_fabric_mapping_hold(mapping);
+    in->held++;
+    fabric_offer(fabric, header, frame->header_bytes, frame->payload_bytes, &message->common);
+    return true;
+}
+
+static struct cairn_fabric_mapping *mapping_of(const struct mapped_in *in, uint16_t slot)
+{
+    return slot < in->slot_count ? in->mappings[slot] : NULL;
+}
+
+static bool on_message(struct mapped_in *in, const struct frame_message *frame)
+{
+    if (frame->slot == FRAME_INLINE) return offer_inline(in, frame);
+    struct cairn_fabric_mapping *mapping = mapping_of(in, frame->slot);
+    if (mapping == NULL || frame->offset > mapping->bytes) return false;
+    if (frame->payload_bytes > mapping->bytes - frame->offset) return false;
+    if (!mapped_mapping_has(mapping, frame->offset, frame->payload_bytes)) return false;
+    if (!reserve_release(in)) return false;
+    return offer_reference(in, frame, mapping);
+}
+
+/* Whoever is told of one message may end the connection: the others are not told then. */
+static bool on_bundle(struct mapped_in *in, const union frame *frame, size_t bytes)
+{
+    const struct frame_message *message;
+    size_t at = sizeof frame->head;
+    while (!in->is_over && (message = frame_bundled(frame, bytes, &at)) != NULL)
+        if (!on_message(in, message)) return false;
+    return true;
+}
+
+/* -- regions ------------------------------------------------------------------------------------ */
+
+static bool make_slot(struct mapped_in *in, uint16_t slot)
+{
+    if (slot < in->slot_count) return true;
+    const uint32_t count = 2u * slot + 16 < FRAME_SLOTS ? 2u * slot + 16 : (uint32_t)FRAME_SLOTS;
+    struct cairn_fabric_mapping **mappings = realloc(in->mappings, count * sizeof(*mappings));
+    if (mappings == NULL) return false;
+    memset(mappings + in->slot_count, 0, (count - in->slot_count) * sizeof(*mappings));
+    in->mappings = mappings;
+    in->slot_count = count;
+    return true;
+}
+
+/* Uses the descriptor up. */
+static bool on_region(struct mapped_in *in, const struct frame_region *frame, int fd)
+{
+    const struct cairn_fabric_options *options = &in->fabric->common.options;
+    if (mapping_of(in, frame->slot) != NULL || !make_slot(in, frame->slot)) {
+        close(fd);
+        return false;
+    }
+    struct cairn_fabric_mapping *mapping;
+    if (mapped_mapping_open(in, frame, fd, &mapping) != CAIRN_OK) return false;
+    in->mappings[frame->slot] = mapping;
+    if (mapping->is_staging || mapping->bytes == 0 || mapping->memory == NULL ||
+        options->on_mapping == NULL)
+        return true;
+    mapping->is_shown = true;
+    options->on_mapping(options->on_message_arg, mapping);
+    return true;
+}
+
+static bool on_gone(struct mapped_in *in, const struct frame_gone *frame)
+{
+    struct cairn_fabric_mapping *mapping = mapping_of(in, frame->slot);
+    if (mapping == NULL) return false;
+    in->mappings[frame->slot] = NULL;
+    mapped_mapping_end(mapping);
+    return true;
+}
+
+/* -- frames ------------------------------------------------------------------------------------- */
+
+static bool on_hello(struct mapped_in *in, const struct frame_greeting *hello)
+{
+    struct mapped_fabric *fabric = in->fabric;
+    struct frame_greeting welcome = { .head = frame_head(FRAME_WELCOME) };
+    if (!frame_proves(fabric->key, false, in->challenge, hello->nonce, hello->proof)) return false;
+    frame_prove(fabric->key, true, in->challenge, hello->nonce, welcome.proof);
+    leave_strangers(in);
+    in->is_proven = true;
+    know(fabric, in->user);
+    return frame_write_one(in->link.fd, &welcome, sizeof welcome, -1) == FRAME_WRITTEN;
+}
+
+/* A stranger may say HELLO and nothing else; a descriptor comes with REGION and nothing else. */
+static bool on_frame_in(struct mapped_in *in, const union frame *frame, size_t bytes, int fd)
+{
+    const enum frame_kind kind = frame_judge(frame, bytes);
+    const bool is_known = in->is_proven;
+    if ((fd >= 0) != (kind == FRAME_REGION && is_known)) {
+        if (fd >= 0) close(fd);
+        return false;
+    }
+    if (!is_known) return kind == FRAME_HELLO && on_hello(in, &frame->greeting);
+    switch (kind) {
+    case FRAME_REGION: return on_region(in, &frame->region, fd);
+    case FRAME_REGION_GONE: return on_gone(in, &frame->gone);
+    case FRAME_MESSAGE: return on_message(in, &frame->message);
+    case FRAME_BUNDLE: return on_bundle(in, frame, bytes);
+    default: return false;
+    }
+}
+
+static void read_frame(struct mapped_in *in, long bytes, int fd, bool is_whole)
+{
+    if (bytes == 0) {
+        if (fd >= 0) close(fd);
+        finish(in);
+    } else if (!is_whole) {
+        if (fd >= 0) close(fd);
+        refuse(in);
+    } else if (!on_frame_in(in, &in->fabric->frame, (size_t)bytes, fd)) {
+        refuse(in);
+    }
+}
+
+unsigned mapped_in_on_event(struct mapped_in *in, uint32_t events)
+{
+    unsigned count = 0;
+    if (in->is_over && (events & (EPOLLHUP | EPOLLERR)) != 0) {
+        in->is_gone = true;
+        mapped_link_unwatch(in->fabric, &in->link); // held messages stay
+        in->release_count = 0;
+    }
+    if (in->is_over || (events & EPOLLOUT) != 0) {
+        mapped_in_flush(in);
+        count++;
+    }
+    for (int i = 0; i < IN_FRAMES_PER_TURN && !in->is_over; i++, count++) {
+        int fd;
+        bool is_whole;
+        if (in->release_count >= MAPPED_RELEASES_MAX) mapped_in_flush(in);
+        if (in->is_over || in->release_count >= MAPPED_RELEASES_MAX) break;
+        const long bytes = frame_read(in->link.fd, &in->fabric->frame, &fd, &is_whole);
+        if (bytes < 0) break;
+        read_frame(in, bytes, fd, is_whole);
+    }
+    return count;
+}
+
+void mapped_in_accept(struct mapped_fabric *fabric, int fd)
+{
+    struct frame_greeting challenge = { .head = frame_head(FRAME_CHALLENGE) };
+    struct mapped_in *in = calloc(1, sizeof *in);
+    if (in == NULL) {
+        close(fd);
+        return;
+    }
+    in->link = (struct mapped_link) { .kind = MAPPED_IN, .fd = fd };
+    in->fabric = fabric;
+    in->since_ms = mapped_now_ms();
+    LIST_INIT(&in->all);
+    LIST_INSERT_HEAD(&fabric->ins, in, entry);
+    fabric->in_count++;
+    join_strangers(in);
+    frame_random(in->challenge, sizeof in->challenge);
+    memcpy(challenge.nonce, in->challenge, sizeof challenge.nonce);
+    mapped_link_watch(fabric, &in->link, EPOLLIN);
+    if (frame_write_one(fd, &challenge, sizeof challenge, -1) != FRAME_WRITTEN) finish(in);
+}

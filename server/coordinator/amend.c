@@ -1,0 +1,721 @@
+/* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors, and each field
+ * whose row in spec_fields.h says so. The amended spec is judged as a new one is, made durable, told to the
+ * shards, and the core goes by it from the next round that opens; the round that is open ends by the terms
+ * it began with. It is answered when all shards have it. Tensors, optimizers and planes stay what they are.
+ * One at a time is on its way to the store; others wait for it, since each is judged by what the job is
+ * then.
+ *
+ * A worker may attach with the spec as it was before any of the last amendments (its own script does not
+ * change), so the spec keeps the hashes of what it was. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/spec/optimizer.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/reshard.h"
+#include "server/coordinator/round.h"
+#include "server/coordinator/store.h"
+
+/* On its way to the store. */
+struct cairn_cluster_amending {
+    /* owned */
+    struct cairn_job_spec_data next; /* judged */
+    struct cairn_cluster_terms *terms;
+    struct cairn_packed *spec_packed;
+};
+
+void cairn_cluster_amending_free(struct cairn_cluster_amending *amending)
+{
+    if (amending == NULL) return;
+    cairn_spec_release(&amending->next);
+    cairn_cluster_terms_free(amending->terms);
+    cairn_packed_release(amending->spec_packed);
+    free(amending);
+}
+
+static bool changes_tensors(const Cairn__JobAmend *amend)
+{
+    return amend->n_freeze_tensors > 0 || amend->n_unfreeze_tensors > 0 || amend->n_add > 0 ||
+           amend->n_ties > 0;
+}
+
+static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn__JobAmend *amend,
+                                struct cairn_sentence *why)
+{
+    if (job->extension.body != NULL) {
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "job %s is being amended; amend it when that is over", job->spec.name);
+    }
+    if (amend->revision != 0 && amend->revision != job->spec.revision) {
+        return cairn_fail(why, CAIRN_ERR_STALE,
+                          "job %s is at revision %" PRIu64 ", the amendment is of revision %" PRIu64
+                          ": look at the job and decide again",
+                          job->spec.name, job->spec.revision, amend->revision);
+    }
+    const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
+                       amend->n_unfreeze > 0 || amend->set_snapshots || amend->set_shard_loss ||
+                       amend->set_worker_loss || amend->set_snapshot_rules ||
+                       amend->workers_min > 0 || amend->n_settings > 0;
+    if (amend->key == 0 || (!terms && !changes_tensors(amend))) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the amendment of job %s changes nothing",
+                          job->spec.name);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status find_group(const struct cairn_job_spec_data *spec, const char *name,
+                               size_t *group_out, struct cairn_sentence *why)
+{
+    *group_out = cairn_spec_find_group(spec, name);
+    if (*group_out != SIZE_MAX) return CAIRN_OK;
+    const size_t tensor = cairn_spec_find_tensor(spec, name);
+    if (tensor == SIZE_MAX) {
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "job %s has no group \"%.128s\"", spec->name,
+                          name);
+    }
+    return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
+                      "\"%.128s\" is no group, but a tensor of group \"%.128s\": name it in "
+                      "freeze_tensors or unfreeze_tensors",
+                      name, spec->tensors[tensor].group);
+}
+
+static cairn_status set_group(struct cairn_job_spec_data *spec, const Cairn__GroupSpec *message,
+                              struct cairn_sentence *why)
+{
+    struct cairn_group_spec from;
+    size_t group;
+    cairn_status status = cairn_group_of_message(message, &from);
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "group \"%.128s\": too many points", message->name);
+    status = find_group(spec, message->name, &group, why);
+    if (status != CAIRN_OK) return status;
+    if (strcmp(from.optimizer, spec->groups[group].optimizer) != 0) {
+        return cairn_fail(
+            why, CAIRN_ERR_UNSUPPORTED,
+            "group %s: optimizer is \"%.64s\"; an amendment cannot change it, allowed: \"%s\"",
+            message->name, from.optimizer, spec->groups[group].optimizer);
+    }
+    return cairn_spec_set_group(spec, group, &from);
+}
+
+static cairn_status set_frozen(struct cairn_job_spec_data *spec, char *const *names, size_t count,
+                               bool frozen, struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t group;
+        const cairn_status status = find_group(spec, names[i], &group, why);
+        if (status != CAIRN_OK) return status;
+        spec->groups[group].frozen = frozen;
+    }
+    return CAIRN_OK;
+}
+
+/* A worker that comes later has no use for the initializers of what was added: it may leave them out. */
+static cairn_status add_plain_former(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend)
+{
+    struct cairn_job_spec_data plain;
+    uint8_t hash[32];
+    if (amend->n_add == 0) return CAIRN_OK;
+    cairn_status status = cairn_spec_copy(next, &plain);
+    if (status != CAIRN_OK) return status;
+    for (size_t i = 0; i < amend->n_add; i++) {
+        const size_t tensor = cairn_spec_find_tensor(&plain, amend->add[i]->name);
+        plain.tensors[tensor].init = (struct cairn_init) { .kind = CAIRN_INIT_NONE };
+    }
+    status = cairn_spec_hash(&plain, hash);
+    cairn_spec_release(&plain);
+    return status == CAIRN_OK ? cairn_spec_add_former(next, hash) : status;
+}
+
+static void set_policy(struct cairn_policy *policy, const Cairn__JobAmend *amend)
+{
+    if (amend->set_snapshots) {
+        policy->snapshot_every = amend->snapshot_every;
+        policy->snapshot_keep = amend->snapshot_keep;
+    }
+    if (amend->set_snapshot_rules) {
+        policy->snapshot_every_s = amend->snapshot_every_s;
+        policy->snapshot_keep_every = amend->snapshot_keep_every;
+        policy->snapshot_keep_within_s = amend->snapshot_keep_within_s;
+        policy->snapshot_max_bytes = amend->snapshot_max_bytes;
+        policy->snapshot_staging = (cairn_snapshot_staging)amend->snapshot_staging;
+        policy->snapshot_durable_within_s = amend->snapshot_durable_within_s;
+        policy->snapshot_fallback = amend->snapshot_fallback;
+        policy->snapshot_scrub_every_s = amend->snapshot_scrub_every_s;
+    }
+    if (amend->set_shard_loss) {
+        policy->on_shard_loss = (cairn_shard_loss)amend->on_shard_loss;
+        policy->shard_loss_wait_s = amend->shard_loss_wait_s > 0 ? amend->shard_loss_wait_s
+                                                                 : CAIRN_SPEC_LOSS_WAIT_S;
+    }
+    if (!amend->set_worker_loss) return;
+    policy->on_worker_loss = (cairn_worker_loss)amend->on_worker_loss;
+    policy->worker_loss_wait_s = amend->worker_loss_wait_s;
+}
+
+/* `next` is a copy of the job's spec. */
+static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
+                           bool *extends_out, struct cairn_sentence *why)
+{
+    cairn_status status = cairn_spec_note_former(next);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
+    for (size_t i = 0; i < amend->n_groups && status == CAIRN_OK; i++)
+        status = set_group(next, amend->groups[i], why);
+    if (status == CAIRN_OK) status = set_frozen(next, amend->freeze, amend->n_freeze, true, why);
+    if (status == CAIRN_OK)
+        status = set_frozen(next, amend->unfreeze, amend->n_unfreeze, false, why);
+    if (status == CAIRN_OK) status = cairn_cluster_amend_tensors(next, amend, extends_out, why);
+    if (status == CAIRN_OK)
+        status = cairn_cluster_settings_apply(next, amend->settings, amend->n_settings,
+                                              CAIRN_SETTINGS_AMEND, extends_out, why);
+    if (status != CAIRN_OK) return status;
+    if (amend->set_clip_norm) next->clip_norm = amend->clip_norm;
+    set_policy(&next->policy, amend);
+    if (amend->workers_min > 0) {
+        next->workers_min = amend->workers_min;
+        next->workers_max = amend->workers_max;
+    }
+    next->revision++;
+    next->amend_key = amend->key;
+    status = add_plain_former(next, amend);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
+    status = cairn_spec_check(next, cairn_optimizer_names(), why);
+    return status == CAIRN_OK ? cairn_spec_check_usable(next, why) : status;
+}
+
+/* ---- to the store ---- */
+
+/* At once, or when all shards have what is in the store. */
+static void answer(struct cairn_cluster_member *member, cairn_status status, const char *text)
+{
+    struct cairn_cluster_job *job = member->job;
+    member->amend.revision = job->spec.revision;
+    if (status == CAIRN_OK) {
+        cairn_cluster_terms_advance(job);
+        return;
+    }
+    cairn_cluster_amend_failed(member, status, text);
+}
+
+/* Whoever waited for the one before. */
+static void take_waiting(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_member *m = job->members.list;
+    while (m != NULL && job->amends.amending == NULL) {
+        Cairn__JobAmend *amend = m->amend.later;
+        if (amend == NULL) {
+            m = m->next_of_job;
+            continue;
+        }
+        m->amend.later = NULL;
+        if (m->amend.request != 0) cairn_cluster_job_amend(m, m->amend.request, amend);
+        cairn__job_amend__free_unpacked(amend, NULL);
+        m = job->members.list; // the event may have expelled some
+    }
+}
+
+/* The one that came to the store was theirs, or they would have been refused. */
+static void answer_admins(struct cairn_cluster_job *job, const struct cairn_cluster_saved *saved)
+{
+    if (job->amends.waiters == NULL || job->amends.revision != 0) return;
+    if (saved->status != CAIRN_OK) {
+        cairn_cluster_waiters_fail(&job->amends.waiters, saved->status, saved->why);
+        return;
+    }
+    job->amends.revision = job->spec.revision;
+    cairn_cluster_terms_advance(job);
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) cairn_cluster_amenders_lost(job);
+}
+
+void cairn_cluster_amenders_lost(struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why;
+    if (job->amends.revision == 0) return; // it is on its way to the store
+    cairn_sentence_set(&why, "the amendment is stored, but not on all shards, and the job is %s",
+                       job->loss.why.text);
+    cairn_cluster_waiters_fail(&job->amends.waiters, CAIRN_ERR_JOB_LOST, why.text);
+}
+
+/* Durable, or as before. */
+static void on_stored(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct cairn_cluster_amending *amending = job != NULL ? job->amends.amending : NULL;
+    if (amending == NULL || amending->next.amend_key != saved->number) return;
+    job->amends.amending = NULL;
+    if (saved->status == CAIRN_OK && job->core != NULL) {
+        cairn_spec_release(&job->spec);
+        cairn_packed_release(job->planned.spec);
+        job->spec = amending->next;
+        job->planned.spec = amending->spec_packed;
+        cairn_cluster_terms_tell_all(job);
+        cairn_cluster_terms_replace(job, amending->terms);
+        cairn_log_info("job %s: amended, revision %" PRIu64, job->spec.name, job->spec.revision);
+        cairn_cluster_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
+                                 "revision %" PRIu64, job->spec.revision);
+        free(amending);
+    } else {
+        cairn_cluster_amending_free(amending);
+    }
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (m->amend.request != 0 && m->amend.revision == 0 && m->amend.later == NULL)
+            answer(m, saved->status, saved->why);
+    answer_admins(job, saved);
+    take_waiting(job);
+}
+
+/* Nothing but the terms is another: takes `next`. */
+static cairn_status store(struct cairn_cluster_job *job, struct cairn_job_spec_data *next,
+                          struct cairn_sentence *why)
+{
+    struct cairn_cluster_amending *amending = calloc(1, sizeof *amending);
+    if (amending == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to amend it");
+    cairn_spec_init(&amending->next);
+    cairn_status status = cairn_cluster_terms_make(next, &amending->terms, why);
+    if (status == CAIRN_OK) {
+        cairn_sentence_set(why, "no memory for the amended spec");
+        amending->spec_packed = cairn_packed_spec(next);
+        if (amending->spec_packed == NULL) status = CAIRN_ERR_NO_MEMORY;
+    }
+    if (status == CAIRN_OK)
+        status = cairn_cluster_judge_packed(next->name, amending->spec_packed, why);
+    if (status == CAIRN_OK)
+        status = cairn_cluster_save_job(job, CAIRN_STORE_JOB, amending->spec_packed,
+                                        next->amend_key, on_stored, why);
+    if (status != CAIRN_OK) {
+        cairn_cluster_amending_free(amending);
+        return status;
+    }
+    amending->next = *next;
+    job->amends.amending = amending;
+    return CAIRN_OK;
+}
+
+/* ---- the request ---- */
+
+/* Who is there stays: it is for the operator to say who goes. */
+static cairn_status judge_bounds(const struct cairn_cluster_job *job,
+                                 const struct cairn_job_spec_data *next, struct cairn_sentence *why)
+{
+    const uint32_t count = job->core != NULL ? cairn_round_worker_count(job->core) : 0;
+    const bool same = next->workers_max == job->spec.workers_max;
+    if (!same && next->workers_max != 0 && next->workers_max < count)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "workers_max is %" PRIu32 ", and job %s has %" PRIu32
+                          " workers: end some of them first",
+                          next->workers_max, job->spec.name, count);
+    return cairn_cluster_judge_workers(job->cluster, next, why);
+}
+
+/* `member`: whose it is; NULL: an admin's. */
+static cairn_status amend_job(struct cairn_cluster_job *job, struct cairn_cluster_member *member,
+                              const Cairn__JobAmend *amend, struct cairn_sentence *why)
+{
+    struct cairn_job_spec_data next;
+    bool extends = false;
+    cairn_status status = judge_state(job, amend, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_spec_copy(&job->spec, &next);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
+    status = change(&next, amend, &extends, why);
+    if (status == CAIRN_OK) status = cairn_cluster_settings_judge_planes(&job->spec, &next, why);
+    if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
+    if (status == CAIRN_OK) status = cairn_cluster_missed_judge(job, &next, why);
+    if (status == CAIRN_OK && changes_tensors(amend) && member == NULL)
+        status = cairn_fail(why, CAIRN_ERR_REFUSED, "tensors are amended by a worker");
+    if (status == CAIRN_OK)
+        status = extends ? cairn_cluster_extend_begin(job, member, &next, why)
+                         : store(job, &next, why);
+    if (status != CAIRN_OK) cairn_spec_release(&next);
+    return status;
+}
+
+/* A copy, until the one before is done. */
+static cairn_status wait_for_another(struct cairn_cluster_member *member,
+                                     const Cairn__JobAmend *amend)
+{
+    uint8_t *bytes = malloc(cairn__job_amend__get_packed_size(amend) + 1);
+    cairn__job_amend__free_unpacked(member->amend.later, NULL); // it asked again
+    member->amend.later = NULL;
+    if (bytes != NULL)
+        member->amend.later = cairn__job_amend__unpack(NULL, cairn__job_amend__pack(amend, bytes),
+                                                       bytes);
+    free(bytes);
+    return member->amend.later != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t request,
+                             const Cairn__JobAmend *amend)
+{
+    struct cairn_cluster_job *job = member->job;
+    const struct cairn_cluster_amending *amending = job->amends.amending;
+    struct cairn_sentence why = { "no memory to amend it" };
+    const bool again = amend->key != 0 && amend->key == job->spec.amend_key;
+    member->amend.request = request;
+    member->amend.revision = 0;
+    if (cairn_cluster_extend_is(job, amend->key)) return; // asked again after a reconnect
+    if (amending != NULL && amending->next.amend_key == amend->key) return;
+    const cairn_status status = again              ? CAIRN_OK
+                                : amending != NULL ? wait_for_another(member, amend)
+                                                   : amend_job(job, member, amend, &why);
+    // Else it is answered when it is done.
+    if (again || status != CAIRN_OK) answer(member, status, why.text);
+    if (again && member->amend.request != 0) cairn_cluster_terms_tell_all(job); // one had no room
+}
+
+/* ---- by an admin ---- */
+
+static cairn_status judge_admin(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    if (job->state != CAIRN_CLUSTER_JOB_INITIALIZING && job->state != CAIRN_CLUSTER_JOB_RUNNING)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: `cairn job show` says more",
+                          job->spec.name, cairn_cluster_job_state_name(job));
+    if (job->amends.amending != NULL || job->amends.waiters != NULL)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "job %s is being amended; amend it when that is over", job->spec.name);
+    return CAIRN_OK;
+}
+
+void cairn_cluster_job_amend_by_name(struct cairn_cluster_session *session, uint32_t request,
+                                     const Cairn__JobAmend *amend)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, amend->name);
+    struct cairn_sentence why;
+    cairn_status status = CAIRN_ERR_NOT_FOUND;
+    cairn_sentence_set(&why, "there is no job \"%.128s\"; `cairn job list` shows those there are",
+                       amend->name);
+    if (job != NULL) status = judge_admin(job, &why);
+    if (status == CAIRN_OK && !cairn_cluster_waiters_add(&job->amends.waiters, session, request))
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too much is asked for on this connection");
+    if (status != CAIRN_OK) {
+        cairn_cluster_session_error(session, request, status, why.text);
+        return;
+    }
+    job->amends.revision = 0;
+    status = amend_job(job, NULL, amend, &why);
+    if (status != CAIRN_OK) cairn_cluster_waiters_fail(&job->amends.waiters, status, why.text);
+}
+
+void cairn_cluster_amenders_forget(struct cairn_cluster *cluster,
+                                   const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next)
+        cairn_cluster_waiters_forget(&job->amends.waiters, session);
+}
+
+/* ==== amend shards ==== */
+
+/* Brings the spec that is in the store to all shards. An amendment is answered only when all of
+ * them have it, so that a lost store can be rebuilt from them. The store is written first: a
+ * shard is never ahead of it. The spec goes over the ordered connection of the rounds, so no
+ * round goes by terms that one of its shards does not have. */
+
+/* A JobTerms on its way. */
+struct telling {
+    uint64_t generation, revision;
+    uint32_t shard;
+};
+
+void cairn_cluster_amend_done(struct cairn_cluster_member *member, uint64_t revision)
+{
+    Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
+    amended.revision = revision;
+    if (member->amend.request != 0)
+        cairn_cluster_session_send(member->session, CAIRN_MSG_JOB_AMENDED, member->amend.request,
+                                   &amended.base);
+    member->amend.request = 0;
+    member->amend.revision = 0;
+}
+
+void cairn_cluster_amend_failed(struct cairn_cluster_member *member, cairn_status status,
+                                const char *text)
+{
+    if (member->amend.request != 0)
+        cairn_cluster_session_error(member->session, member->amend.request, status, text);
+    member->amend.request = 0;
+    member->amend.revision = 0;
+}
+
+void cairn_cluster_terms_advance(struct cairn_cluster_job *job)
+{
+    uint64_t all = UINT64_MAX;
+    CAIRN_EACH_SHARD (job, i)
+        if (job->shards[i].revision < all) all = job->shards[i].revision;
+    if (job->amends.waiters != NULL && job->amends.revision != 0 && job->amends.revision <= all) {
+        Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
+        amended.revision = job->amends.revision;
+        cairn_cluster_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
+    }
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->amend.revision != 0 && m->amend.revision <= all)
+            cairn_cluster_amend_done(m, m->amend.revision);
+    }
+}
+
+/* It stands in the store and is gone by: that one shard cannot keep it is said, and does not hold it up. */
+static void fail(struct cairn_cluster_job *job, uint64_t revision, cairn_status status,
+                 const char *text)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(
+        &why, "job %s: the amended spec is in the coordinator's store, but not on all shards: %s",
+        job->spec.name, text);
+    cairn_log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
+    if (job->amends.revision == revision)
+        cairn_cluster_waiters_fail(&job->amends.waiters, status, why.text);
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->amend.revision == revision) cairn_cluster_amend_failed(m, status, why.text);
+    }
+}
+
+static void on_told(struct cairn_cluster_job *job, const void *about, cairn_status status,
+                    const char *text)
+{
+    const struct telling *told = about;
+    if (job->generation != told->generation) return;
+    if (status == CAIRN_ERR_CLOSED) return; // told again when the shard is back
+    if (status != CAIRN_OK) {
+        fail(job, told->revision, status, text);
+        return;
+    }
+    struct cairn_cluster_job_shard *s = &job->shards[told->shard];
+    if (s->revision < told->revision) s->revision = told->revision;
+    cairn_cluster_terms_advance(job);
+}
+
+void cairn_cluster_terms_tell(struct cairn_cluster_job *job, uint32_t shard, bool settled)
+{
+    const struct cairn_cluster_job_shard *s = &job->shards[shard];
+    const bool newer = s->revision < job->spec.revision;
+    if (!s->up || (settled && !newer)) return;
+    const struct telling telling = { job->generation, job->spec.revision, shard };
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_told, &telling,
+                                                                        sizeof telling);
+    if (gather == NULL) {
+        cairn_log_error("job %s: no memory to tell shard %s of the spec", job->spec.name,
+                        s->seat->name);
+        return;
+    }
+    Cairn__JobTerms terms = CAIRN__JOB_TERMS__INIT;
+    terms.job = job->id;
+    terms.generation = job->generation;
+    terms.revision = job->spec.revision;
+    terms.spec_bytes = newer ? job->planned.spec->size : 0;
+    const uint32_t request = cairn_cluster_gather_send(gather, s->seat, CAIRN_MSG_JOB_TERMS,
+                                                       &terms.base);
+    if (request != 0 && newer)
+        cairn_cluster_session_pages(s->seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    cairn_cluster_gather_start(gather);
+}
+
+void cairn_cluster_terms_tell_all(struct cairn_cluster_job *job)
+{
+    CAIRN_EACH_SHARD (job, i) cairn_cluster_terms_tell(job, i, false);
+}
+
+/* ==== amend tensors ==== */
+
+/* Applies the tensor part of an amendment to a spec: add, tie, freeze, unfreeze, in this order. */
+
+static cairn_status find_tensor(const struct cairn_job_spec_data *spec, const char *name,
+                                size_t *tensor_out, struct cairn_sentence *why)
+{
+    *tensor_out = cairn_spec_find_tensor(spec, name);
+    if (*tensor_out != SIZE_MAX) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "job %s has no tensor \"%.128s\"", spec->name,
+                      name);
+}
+
+/* ---- add ---- */
+
+static cairn_status add_one(struct cairn_job_spec_data *next, const Cairn__TensorSpec *message,
+                            struct cairn_sentence *why)
+{
+    struct cairn_tensor_spec tensor;
+    struct cairn_box box;
+    cairn_status status = cairn_tensor_of_message(message, &tensor, &box, why);
+    if (status != CAIRN_OK) return status;
+    if (tensor.alias_of != NULL)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor \"%.128s\": what is added is no alias; add it, and tie it",
+                          tensor.name);
+    if (tensor.init.kind == CAIRN_INIT_NONE)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor \"%.128s\": what is added to a job that trains begins by its "
+                          "initializer; init is 0 (none), allowed: any other",
+                          tensor.name);
+    if (tensor.steps_missed != 0)
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "tensor \"%.128s\": what is added has had no update; steps_missed, allowed: 0",
+            tensor.name);
+    tensor.frozen = false;
+    tensor.order = 0; // of this list, not of the job's
+    status = cairn_spec_add_tensor(next, &tensor);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(why, status, "tensor \"%.128s\": %s", tensor.name,
+                      cairn_status_text((int)status));
+}
+
+static cairn_status add(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
+                        struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < amend->n_add && status == CAIRN_OK; i++)
+        status = add_one(next, amend->add[i], why);
+    if (status != CAIRN_OK || amend->n_add == 0) return status;
+    cairn_spec_canonicalize(next); // once: what is there twice are neighbours then
+    for (size_t i = 1; i < next->tensor_count; i++) {
+        if (strcmp(next->tensors[i - 1].name, next->tensors[i].name) == 0)
+            return cairn_fail(why, CAIRN_ERR_EXISTS, "job %s has a tensor \"%.128s\" already",
+                              next->name, next->tensors[i].name);
+    }
+    return CAIRN_OK;
+}
+
+/* ---- tie ---- */
+
+static bool same_shape(const struct cairn_shape *a, const struct cairn_shape *b)
+{
+    return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof *a->dim) == 0;
+}
+
+static cairn_status judge_tie(const struct cairn_tensor_spec *t,
+                              const struct cairn_tensor_spec *target, struct cairn_sentence *why)
+{
+    if (t->alias_of != NULL)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s is an alias of %s already", t->name,
+                          t->alias_of);
+    if (target->alias_of != NULL || target == t)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s: it cannot be tied to %s, which is %s",
+                          t->name, target->name, target == t ? "itself" : "an alias");
+    if (!same_shape(&t->shape, &target->shape) || t->kind != target->kind)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor %s: it cannot be tied to %s, which has another shape or kind",
+                          t->name, target->name);
+    if (t->wire != target->wire)
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "tensor %s: its wire dtype is %s, that of %s is %s: an alias has that of its target",
+            t->name, cairn_dtype_name((int)t->wire), target->name,
+            cairn_dtype_name((int)target->wire));
+    return CAIRN_OK;
+}
+
+/* As a client says it of an alias (client/spec.c). */
+static cairn_status make_alias(struct cairn_tensor_spec *t, const char *target,
+                               struct cairn_sentence *why)
+{
+    char *alias_of = strdup(target);
+    if (alias_of == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for an alias");
+    t->alias_of = alias_of;
+    t->group[0] = '\0';
+    t->kind = CAIRN_FROZEN;
+    t->shape = (struct cairn_shape) { .rank = 1 };
+    t->frozen = false;
+    t->init = (struct cairn_init) { .kind = CAIRN_INIT_NONE };
+    return CAIRN_OK;
+}
+
+static cairn_status tie(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
+                        struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < amend->n_ties; i++) {
+        size_t tensor, target;
+        cairn_status status = find_tensor(next, amend->ties[i]->name, &tensor, why);
+        if (status == CAIRN_OK) status = find_tensor(next, amend->ties[i]->alias_of, &target, why);
+        if (status == CAIRN_OK)
+            status = judge_tie(&next->tensors[tensor], &next->tensors[target], why);
+        if (status == CAIRN_OK)
+            status = make_alias(&next->tensors[tensor], next->tensors[target].name, why);
+        if (status != CAIRN_OK) return status;
+    }
+    return CAIRN_OK;
+}
+
+/* ---- freeze, unfreeze ---- */
+
+static cairn_status freeze(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
+                           struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < amend->n_freeze_tensors; i++) {
+        size_t tensor;
+        const cairn_status status = find_tensor(next, amend->freeze_tensors[i], &tensor, why);
+        if (status != CAIRN_OK) return status;
+        struct cairn_tensor_spec *t = &next->tensors[tensor];
+        if (t->alias_of != NULL)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "tensor %s is an alias of %s: freeze that, or nothing", t->name,
+                              t->alias_of);
+        if (t->kind != CAIRN_TRAINED)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "tensor %s is not trained: there is nothing to freeze", t->name);
+        t->frozen = true;
+    }
+    return CAIRN_OK;
+}
+
+/* The group that a tensor joins which is trained from now on. */
+static cairn_status choose_group(const struct cairn_job_spec_data *next,
+                                 const struct cairn_tensor_spec *t, const char *named,
+                                 char **group_out, struct cairn_sentence *why)
+{
+    const char *name = named[0] != '\0'         ? named
+                       : next->group_count == 1 ? next->groups[0].name
+                                                : "default";
+    if (cairn_spec_find_group(next, name) == SIZE_MAX)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
+                          "tensor %s: job %s has no group \"%.128s\" that it could join", t->name,
+                          next->name, name);
+    *group_out = strdup(name);
+    return *group_out != NULL ? CAIRN_OK
+                              : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a group");
+}
+
+static cairn_status thaw(struct cairn_job_spec_data *next, struct cairn_tensor_spec *t,
+                         const char *named, struct cairn_sentence *why)
+{
+    char *group;
+    if (t->alias_of != NULL || t->kind != CAIRN_FROZEN)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s is %s: there is nothing to unfreeze",
+                          t->name, t->alias_of != NULL ? "an alias" : "a buffer");
+    const cairn_status status = choose_group(next, t, named, &group, why);
+    if (status != CAIRN_OK) return status;
+    free(t->group);
+    t->group = group;
+    t->kind = CAIRN_TRAINED;
+    return CAIRN_OK;
+}
+
+static cairn_status unfreeze(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
+                             bool *thaws_out, struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < amend->n_unfreeze_tensors; i++) {
+        size_t tensor;
+        cairn_status status = find_tensor(next, amend->unfreeze_tensors[i], &tensor, why);
+        if (status != CAIRN_OK) return status;
+        struct cairn_tensor_spec *t = &next->tensors[tensor];
+        t->frozen = false;
+        if (t->kind == CAIRN_TRAINED) continue;
+        status = thaw(next, t, i < amend->n_unfreeze_groups ? amend->unfreeze_groups[i] : "", why);
+        if (status != CAIRN_OK) return status;
+        *thaws_out = true;
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_amend_tensors(struct cairn_job_spec_data *next,
+                                         const Cairn__JobAmend *amend, bool *extends_out,
+                                         struct cairn_sentence *why)
+{
+    *extends_out = amend->n_add > 0 || amend->n_ties > 0;
+    cairn_status status = add(next, amend, why);
+    if (status == CAIRN_OK) status = tie(next, amend, why);
+    if (status == CAIRN_OK) status = freeze(next, amend, why);
+    if (status == CAIRN_OK) status = unfreeze(next, amend, extends_out, why);
+    return status;
+}

@@ -1,0 +1,501 @@
+/* Questions to shards: one to several, one answer when all have answered.
+ *
+ * A call stands in two lists, that of its question and that of its seat. A shard answers in the order in
+ * which it was asked, but for what takes it long, so the call of an answer is near the head of its seat's
+ * list: a thousand workers that join at hundreds of shards cost no more than their messages. */
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/messages.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/store.h"
+
+struct cairn_cluster_call {
+    TAILQ_ENTRY(cairn_cluster_call) of_gather, of_seat;
+    struct cairn_cluster_gather *gather;
+    struct cairn_cluster_seat *seat;
+    uint32_t request;
+};
+
+struct cairn_cluster_gather {
+    struct cairn_cluster *cluster;
+    struct cairn_cluster_calls calls; /* not answered yet */
+    cairn_cluster_gather_fn on_done;
+    void *context;
+    cairn_status status; /* the first failure */
+    struct cairn_sentence why;
+    bool started;
+};
+
+/* The context of a question about a job, which may be dropped before the answer. */
+struct about_job {
+    struct cairn_cluster *cluster;
+    uint64_t job;
+    cairn_cluster_job_gather_fn on_done;
+    _Alignas(max_align_t) uint8_t about[];
+};
+
+struct cairn_cluster_gather *cairn_cluster_gather_open(struct cairn_cluster *cluster,
+                                                       cairn_cluster_gather_fn on_done,
+                                                       void *context)
+{
+    struct cairn_cluster_gather *gather = calloc(1, sizeof *gather);
+    if (gather == NULL) return NULL;
+    gather->cluster = cluster;
+    gather->on_done = on_done;
+    gather->context = context;
+    gather->status = CAIRN_OK;
+    TAILQ_INIT(&gather->calls);
+    return gather;
+}
+
+static void on_job_done(void *context, cairn_status status, const char *why)
+{
+    struct about_job *of = context;
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(of->cluster, of->job);
+    if (job != NULL && !of->cluster->closing) of->on_done(job, of->about, status, why);
+    free(of);
+}
+
+struct cairn_cluster_gather *cairn_cluster_gather_open_job(const struct cairn_cluster_job *job,
+                                                           cairn_cluster_job_gather_fn on_done,
+                                                           const void *about, size_t about_bytes)
+{
+    struct about_job *of = calloc(1, sizeof *of + about_bytes);
+    if (of == NULL) return NULL;
+    of->cluster = job->cluster;
+    of->job = job->id;
+    of->on_done = on_done;
+    if (about_bytes > 0) memcpy(of->about, about, about_bytes);
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open(job->cluster, on_job_done, of);
+    if (gather == NULL) free(of);
+    return gather;
+}
+
+static void fail_gather(struct cairn_cluster_gather *gather, cairn_status status, const char *name,
+                        const char *text)
+{
+    if (gather->status != CAIRN_OK) return;
+    gather->status = status;
+    cairn_sentence_set(&gather->why, "%s: %s", name, text);
+}
+
+uint32_t cairn_cluster_request_new(struct cairn_cluster *cluster)
+{
+    if (++cluster->next_request == 0) cluster->next_request = 1;
+    return cluster->next_request;
+}
+
+uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
+                                  struct cairn_cluster_seat *seat)
+{
+    struct cairn_cluster_call *call = calloc(1, sizeof *call);
+    if (call == NULL || seat->session == NULL) {
+        free(call);
+        fail_gather(gather, CAIRN_ERR_CLOSED, seat->name, "it is away");
+        return 0;
+    }
+    call->gather = gather;
+    call->seat = seat;
+    call->request = cairn_cluster_request_new(gather->cluster);
+    TAILQ_INSERT_TAIL(&gather->calls, call, of_gather);
+    TAILQ_INSERT_TAIL(&seat->calls, call, of_seat);
+    return call->request;
+}
+
+uint32_t cairn_cluster_gather_send(struct cairn_cluster_gather *gather,
+                                   struct cairn_cluster_seat *seat, uint16_t type,
+                                   const ProtobufCMessage *message)
+{
+    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    if (request != 0) cairn_cluster_session_send(seat->session, type, request, message);
+    return request;
+}
+
+/* Freed before the callback, which may ask anew. */
+static void finish_if_answered(struct cairn_cluster_gather *gather)
+{
+    if (!gather->started || !TAILQ_EMPTY(&gather->calls)) return;
+    const cairn_cluster_gather_fn on_done = gather->on_done;
+    void *context = gather->context;
+    const cairn_status status = gather->status;
+    const struct cairn_sentence why = gather->why;
+    free(gather);
+    on_done(context, status, why.text);
+}
+
+void cairn_cluster_gather_start(struct cairn_cluster_gather *gather)
+{
+    gather->started = true;
+    finish_if_answered(gather);
+}
+
+void cairn_cluster_gather_awaited(const struct cairn_cluster_gather *gather,
+                                  struct cairn_sentence *out)
+{
+    const struct cairn_cluster_call *call;
+    TAILQ_FOREACH (call, &gather->calls, of_gather)
+        cairn_sentence_add(out, "%s%s", call == TAILQ_FIRST(&gather->calls) ? "" : ", ",
+                           call->seat->name);
+}
+
+static void end_call(struct cairn_cluster_call *call, cairn_status status, const char *text)
+{
+    struct cairn_cluster_gather *gather = call->gather;
+    if (status != CAIRN_OK) fail_gather(gather, status, call->seat->name, text);
+    TAILQ_REMOVE(&gather->calls, call, of_gather);
+    TAILQ_REMOVE(&call->seat->calls, call, of_seat);
+    free(call);
+    finish_if_answered(gather);
+}
+
+void cairn_cluster_calls_reply(struct cairn_cluster_seat *seat, uint32_t request,
+                               cairn_status status, const char *text)
+{
+    struct cairn_cluster_call *call;
+    TAILQ_FOREACH (call, &seat->calls, of_seat)
+        if (call->request == request) break;
+    if (call != NULL) end_call(call, status, text);
+}
+
+void cairn_cluster_calls_seat_gone(struct cairn_cluster_seat *seat)
+{
+    struct cairn_cluster_call *call;
+    while ((call = TAILQ_FIRST(&seat->calls)) != NULL)
+        end_call(call, CAIRN_ERR_CLOSED, "the connection was lost");
+}
+
+/* ==== works ==== */
+
+#define SMALL_BYTES 32768
+
+static void on_run(uv_work_t *req)
+{
+    struct cairn_cluster_work *work = req->data;
+    work->run(work);
+}
+
+static void on_back(uv_work_t *req, int uv_status)
+{
+    struct cairn_cluster_work *work = req->data;
+    struct cairn_cluster *cluster = work->cluster;
+    (void)uv_status; // nothing is ever canceled
+    struct cairn_cluster_work **at = &cluster->works;
+    while (*at != work) at = &(*at)->next;
+    *at = work->next;
+    if (work->session != NULL) work->session->wait_count--;
+    work->done(work); // frees it
+    if (cluster->closing) cairn_cluster_close_step(cluster);
+}
+
+bool cairn_cluster_work_start(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
+                              struct cairn_cluster_session *session, uint32_t request)
+{
+    if (session != NULL && session->wait_count >= CAIRN_SESSION_WAITS_MAX) return false;
+    work->cluster = cluster;
+    work->session = session;
+    work->request = request;
+    work->req.data = work;
+    if (uv_queue_work(cluster->loop, &work->req, on_run, on_back) != 0) return false;
+    if (session != NULL) session->wait_count++;
+    work->next = cluster->works;
+    cluster->works = work;
+    return true;
+}
+
+bool cairn_cluster_work_do(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
+                           struct cairn_cluster_session *session, uint32_t request, size_t bytes)
+{
+    if (bytes > SMALL_BYTES) return cairn_cluster_work_start(work, cluster, session, request);
+    work->cluster = cluster;
+    work->session = session;
+    work->request = request;
+    work->run(work);
+    work->done(work);
+    return true;
+}
+
+/* ---- freed ---- */
+
+struct freeing {
+    struct cairn_cluster_work work;
+    void (*free_it)(void *what);
+    void *what; /* owned */
+};
+
+static void run_freeing(struct cairn_cluster_work *work)
+{
+    const struct freeing *freeing = (struct freeing *)work;
+    freeing->free_it(freeing->what);
+}
+
+static void done_freeing(struct cairn_cluster_work *work)
+{
+    free(work);
+}
+
+void cairn_cluster_free_by(struct cairn_cluster *cluster, void (*free_it)(void *what), void *what,
+                           size_t bytes)
+{
+    struct freeing *freeing = cluster->closing ? NULL : calloc(1, sizeof *freeing);
+    if (freeing != NULL) {
+        freeing->work.run = run_freeing;
+        freeing->work.done = done_freeing;
+        freeing->free_it = free_it;
+        freeing->what = what;
+        if (cairn_cluster_work_do(&freeing->work, cluster, NULL, 0, bytes)) return;
+    }
+    free(freeing);
+    free_it(what);
+}
+
+void cairn_cluster_works_forget(struct cairn_cluster *cluster,
+                                const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_work *w = cluster->works; w != NULL; w = w->next) {
+        if (w->session == session) w->session = NULL;
+    }
+}
+
+/* ---- those who wait ---- */
+
+bool cairn_cluster_waiters_add(struct cairn_cluster_waiter **list,
+                               struct cairn_cluster_session *session, uint32_t request)
+{
+    if (session->wait_count >= CAIRN_SESSION_WAITS_MAX) return false;
+    struct cairn_cluster_waiter *waiter = calloc(1, sizeof *waiter);
+    if (waiter == NULL) return false;
+    session->wait_count++;
+    *waiter = (struct cairn_cluster_waiter) { *list, session, request };
+    *list = waiter;
+    return true;
+}
+
+void cairn_cluster_waiters_forget(struct cairn_cluster_waiter **list,
+                                  const struct cairn_cluster_session *session)
+{
+    while (*list != NULL) {
+        struct cairn_cluster_waiter *waiter = *list;
+        if (waiter->session != session) {
+            list = &waiter->next;
+            continue;
+        }
+        *list = waiter->next;
+        free(waiter);
+    }
+}
+
+void cairn_cluster_waiters_release(struct cairn_cluster_waiter **list)
+{
+    while (*list != NULL) {
+        struct cairn_cluster_waiter *waiter = *list;
+        *list = waiter->next;
+        free(waiter);
+    }
+}
+
+void cairn_cluster_waiters_answer(struct cairn_cluster_waiter **list, uint16_t type,
+                                  const ProtobufCMessage *message)
+{
+    while (*list != NULL) {
+        struct cairn_cluster_waiter *waiter = *list;
+        *list = waiter->next;
+        waiter->session->wait_count--;
+        cairn_cluster_session_send(waiter->session, type, waiter->request, message);
+        free(waiter);
+    }
+}
+
+void cairn_cluster_waiters_fail(struct cairn_cluster_waiter **list, cairn_status status,
+                                const char *text)
+{
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(uintptr_t)text;
+    cairn_cluster_waiters_answer(list, CAIRN_MSG_ERROR, &error.base);
+}
+
+/* ==== asked ==== */
+
+enum { WHAT_CHARS = 1200, DEPTH_MAX = 3 };
+
+/* The requests that change something, each with its command line. All other requests only ask. */
+static const struct {
+    uint16_t type;
+    const char *verb;
+} actions[] = {
+    { CAIRN_MSG_CLUSTER_ADOPT, "cluster adopt" },
+    { CAIRN_MSG_CLUSTER_FORGET, "cluster forget" },
+    { CAIRN_MSG_CLUSTER_BACKUP, "cluster backup" },
+    { CAIRN_MSG_KEY_TRUST, "key trust" },
+    { CAIRN_MSG_SHARD_FORGET, "shard forget" },
+    { CAIRN_MSG_RESHARD_ASK, "reshard" },
+    { CAIRN_MSG_MEMBER_DRAIN, "member drain" },
+    { CAIRN_MSG_JOB_AMEND, "job amend" },
+    { CAIRN_MSG_JOB_REMOVE, "job drop" },
+    { CAIRN_MSG_JOB_PARK, "job park" },
+    { CAIRN_MSG_SNAPSHOT_CREATE, "snapshot create" },
+    { CAIRN_MSG_SNAPSHOT_CANCEL, "snapshot cancel" },
+    { CAIRN_MSG_SNAPSHOT_REMOVE, "snapshot rm" },
+    { CAIRN_MSG_SNAPSHOT_PRUNE, "snapshot prune" },
+    { CAIRN_MSG_SNAPSHOT_TAG, "snapshot tag" },
+    { CAIRN_MSG_SNAPSHOT_RESTORE, "snapshot restore" },
+};
+
+static const char *verb_of(const struct cairn_frame *frame, const ProtobufCMessage *message)
+{
+    const Cairn__ReshardAsk *reshard = (const Cairn__ReshardAsk *)message;
+    if (frame->type == CAIRN_MSG_RESHARD_ASK)
+        return reshard->op == CAIRN_RESHARD_APPLY    ? "reshard apply"
+               : reshard->op == CAIRN_RESHARD_CANCEL ? "reshard cancel"
+                                                     : NULL;
+    if (frame->type == CAIRN_MSG_JOB_PARK && !((const Cairn__JobPark *)message)->parked)
+        return "job unpark";
+    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
+        if (actions[i].type == frame->type) return actions[i].verb;
+    return NULL;
+}
+
+/* ---- what it was given ---- */
+
+/* The member of a message, by the name that control.proto has for it. */
+static const void *member_of(const ProtobufCMessage *message, const ProtobufCFieldDescriptor *field)
+{
+    return (const char *)message + field->offset;
+}
+
+static void add_fields(const ProtobufCMessage *message, unsigned depth, struct cairn_sentence *out);
+
+static void add_message(const char *name, const ProtobufCMessage *message, unsigned depth,
+                        struct cairn_sentence *out)
+{
+    const Cairn__Setting *setting = (const Cairn__Setting *)message;
+    if (message->descriptor == &cairn__setting__descriptor) {
+        cairn_sentence_add(out, " --set %.200s=%.200s", setting->key, setting->value);
+        return;
+    }
+    cairn_sentence_add(out, " %s={", name);
+    if (depth < DEPTH_MAX) add_fields(message, depth + 1, out);
+    cairn_sentence_add(out, " }");
+}
+
+/* " id=step-000000000002-g1", " force": what is given. Numbers that only programs read (fixed64), and bytes,
+ * nobody gave by hand. */
+static void add_value(const ProtobufCFieldDescriptor *field, const void *value, unsigned depth,
+                      struct cairn_sentence *out)
+{
+    switch (field->type) {
+    case PROTOBUF_C_TYPE_BOOL:
+        if (*(const protobuf_c_boolean *)value) cairn_sentence_add(out, " %s", field->name);
+        break;
+    case PROTOBUF_C_TYPE_STRING:
+        if ((*(char *const *)value)[0] != '\0')
+            cairn_sentence_add(out, " %s=%.200s", field->name, *(char *const *)value);
+        break;
+    case PROTOBUF_C_TYPE_UINT32:
+        if (*(const uint32_t *)value != 0)
+            cairn_sentence_add(out, " %s=%" PRIu32, field->name, *(const uint32_t *)value);
+        break;
+    case PROTOBUF_C_TYPE_UINT64:
+        if (*(const uint64_t *)value != 0)
+            cairn_sentence_add(out, " %s=%" PRIu64, field->name, *(const uint64_t *)value);
+        break;
+    case PROTOBUF_C_TYPE_DOUBLE:
+        if (*(const double *)value != 0)
+            cairn_sentence_add(out, " %s=%g", field->name, *(const double *)value);
+        break;
+    case PROTOBUF_C_TYPE_MESSAGE:
+        if (*(ProtobufCMessage *const *)value != NULL)
+            add_message(field->name, *(ProtobufCMessage *const *)value, depth, out);
+        break;
+    default: break;
+    }
+}
+
+static size_t size_of(const ProtobufCFieldDescriptor *field)
+{
+    switch (field->type) {
+    case PROTOBUF_C_TYPE_BOOL: return sizeof(protobuf_c_boolean);
+    case PROTOBUF_C_TYPE_STRING: return sizeof(char *);
+    case PROTOBUF_C_TYPE_UINT32: return sizeof(uint32_t);
+    case PROTOBUF_C_TYPE_UINT64: return sizeof(uint64_t);
+    case PROTOBUF_C_TYPE_DOUBLE: return sizeof(double);
+    case PROTOBUF_C_TYPE_MESSAGE: return sizeof(ProtobufCMessage *);
+    default: return 0; // is not shown
+    }
+}
+
+static void add_each(const ProtobufCMessage *message, const ProtobufCFieldDescriptor *field,
+                     unsigned depth, struct cairn_sentence *out)
+{
+    const size_t count = *(const size_t *)((const char *)message + field->quantifier_offset);
+    const char *values = *(const char *const *)member_of(message, field);
+    const size_t each = size_of(field);
+    size_t i = 0;
+    for (; each > 0 && i < count && strlen(out->text) < WHAT_CHARS; i++)
+        add_value(field, values + i * each, depth, out);
+    if (each > 0 && i < count)
+        cairn_sentence_add(out, " ... and %zu more of %s", count - i, field->name);
+}
+
+static bool is_text(const ProtobufCFieldDescriptor *field)
+{
+    return field->type == PROTOBUF_C_TYPE_STRING && field->label != PROTOBUF_C_LABEL_REPEATED;
+}
+
+/* Adds the texts first, since they are names and say what is meant; then the fields that say
+ * how. */
+static void add_fields(const ProtobufCMessage *message, unsigned depth, struct cairn_sentence *out)
+{
+    const ProtobufCFieldDescriptor *fields = message->descriptor->fields;
+    const unsigned count = message->descriptor->n_fields;
+    for (unsigned i = 0; i < count; i++)
+        if (is_text(&fields[i])) add_value(&fields[i], member_of(message, &fields[i]), depth, out);
+    for (unsigned i = 0; i < count; i++) {
+        const bool is_said = depth == 1 && strcmp(fields[i].name, "op") == 0; // by the verb
+        if (is_said || is_text(&fields[i])) continue;
+        if (fields[i].label == PROTOBUF_C_LABEL_REPEATED)
+            add_each(message, &fields[i], depth, out);
+        else
+            add_value(&fields[i], member_of(message, &fields[i]), depth, out);
+    }
+}
+
+/* The field of that name, if it is of that type; NULL: it has none. */
+static const void *named(const ProtobufCMessage *message, const char *name, ProtobufCType type)
+{
+    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
+        message->descriptor, name);
+    return field != NULL && field->type == type ? member_of(message, field) : NULL;
+}
+
+/* The job that it is about, where it is about one: "job", or "name" of messages that begin with Job. */
+static const char *job_of(const ProtobufCMessage *message)
+{
+    const bool is_of_job = strncmp(message->descriptor->short_name, "Job", 3) == 0;
+    char *const *job = named(message, "job", PROTOBUF_C_TYPE_STRING);
+    if (job == NULL && is_of_job) job = named(message, "name", PROTOBUF_C_TYPE_STRING);
+    return job != NULL ? *job : "";
+}
+
+void cairn_cluster_asked_note(const struct cairn_cluster_session *session,
+                              const struct cairn_frame *frame, const ProtobufCMessage *message)
+{
+    const char *verb = verb_of(frame, message);
+    struct cairn_sentence who, what;
+    if (verb == NULL) return;
+    const protobuf_c_boolean *plan = named(message, "plan", PROTOBUF_C_TYPE_BOOL);
+    if (plan != NULL && *plan) return; // it only asks what would be
+    const char *job = job_of(message);
+    cairn_sentence_set(&what, "%s", verb);
+    add_fields(message, 1, &what);
+    cairn_sentence_set(&who, "admin %s at %s", session->name, cairn_peer_name(session->peer));
+    cairn_log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }),
+                     "asked: %s", what.text);
+    cairn_cluster_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what.text);
+}

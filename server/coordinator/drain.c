@@ -1,0 +1,777 @@
+#include "server/coordinator/reshard.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/geometry/box.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/snapshot.h"
+#include "server/coordinator/store.h"
+
+/* Longer than a shard waits from one attempt to connect to the next. */
+#define COMES_AGAIN_MS 5000
+/* How long until state that could not move off an unfit shard is tried again, and for how long a
+ * cancel holds. */
+#define TRIES_AGAIN_MS 30000
+#define CANCELED_MS    600000
+
+static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                 cairn_status status, const char *text);
+
+/* ---- the store ---- */
+
+static void on_stored(const struct cairn_cluster_saved *saved)
+{
+    const Cairn__Done done = CAIRN__DONE__INIT;
+    struct cairn_cluster_seat *seat = saved->cluster->seats;
+    if (saved->number == 0) {
+        if (saved->status != CAIRN_OK)
+            cairn_log_error("the end of a drain is not in the store: %s", saved->why);
+        return;
+    }
+    while (seat != NULL && seat->drain.stored != saved->number) seat = seat->next;
+    if (seat == NULL) return; // it has ended
+    if (saved->status == CAIRN_OK)
+        cairn_cluster_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);
+    else
+        fail(saved->cluster, seat, saved->status, saved->why);
+}
+
+static cairn_status store(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                          struct cairn_sentence *why)
+{
+    seat->drain.stored = cairn_cluster_request_new(cluster);
+    return cairn_cluster_save(cluster, CAIRN_STORE_LEAVE,
+                              &(struct cairn_stored_leaving) { seat->name }, 1, seat->drain.stored,
+                              on_stored, why);
+}
+
+static void unstore(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    struct cairn_sentence why;
+    if (seat->drain.stored == 0) return;
+    seat->drain.stored = 0;
+    if (cairn_cluster_save(cluster, CAIRN_STORE_STAY, &(struct cairn_stored_leaving) { seat->name },
+                           1, 0, on_stored, &why) != CAIRN_OK)
+        cairn_log_error("the end of a drain is not in the store: %s", why.text);
+}
+
+static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
+{
+    const char *shard = ((const struct cairn_stored_leaving *)row)->shard;
+    struct cairn_cluster *cluster = context;
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_get(cluster, shard);
+    if (seat == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
+    seat->leaving = true;
+    seat->drain.stored = cairn_cluster_request_new(cluster);
+    cairn_log_info("shard %s is to be drained still", shard);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_drains_load(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    return cairn_store_each(cluster->store, CAIRN_STORED_LEAVING, load, cluster, why);
+}
+
+/* ---- the end of a drain ---- */
+
+static uint32_t index_of(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+{
+    CAIRN_EACH_SHARD (job, i)
+        if (job->shards[i].seat == seat) return i;
+    return job->shard_count;
+}
+
+/* Cancels re-shardings that take state off this shard: the state stays where it is. */
+static void stop_runs(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+{
+    struct cairn_sentence why;
+    for (; job != NULL; job = job->next) {
+        const uint32_t shard = index_of(job, seat);
+        if (job->reshard.running && shard < job->shard_count && job->shards[shard].weight <= 0)
+            (void)!cairn_cluster_reshard_cancel(job, &why);
+    }
+}
+
+static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                 cairn_status status, const char *text)
+{
+    struct cairn_sentence why, event;
+    cairn_sentence_set(&why, "shard %s is not drained: %s", seat->name, text);
+    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "shard", seat->name, 0 }), "%s", why.text);
+    cairn_sentence_set(&event, "given up: %s", text);
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, event.text);
+    seat->leaving = seat->drain.is_saving = seat->drain.is_unfit = false;
+    unstore(cluster, seat);
+    cairn_cluster_waiters_fail(&seat->drain.begun, status, why.text);
+    cairn_cluster_waiters_fail(&seat->drain.waiters, status, why.text);
+    if (seat->drain.request != 0)
+        cairn_cluster_session_error(seat->session, seat->drain.request, status, why.text);
+    seat->drain.request = 0;
+    seat->drain.saves_ms = seat->drain.ends_ms = 0;
+    stop_runs(cluster->jobs, seat);
+}
+
+/* True: what came of the snapshots of all that it holds is known. */
+static bool advance_saving(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                           struct cairn_sentence *out)
+{
+    bool ended = true;
+    *out = seat->drain.why;
+    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (!cairn_cluster_job_has_seat(j, seat)) continue;
+        ended &= cairn_cluster_parting_advance(j);
+        cairn_sentence_add(out, "; %s", cairn_sentence_brief(j->parting.outcome.text, 300).text);
+    }
+    return ended;
+}
+
+/* Gives up draining: the shard keeps what it holds. A shard that is being stopped ends all the
+ * same, so its jobs are saved first, if there is time. */
+static void give_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                    cairn_status status, const char *text)
+{
+    if (seat->drain.request == 0) {
+        fail(cluster, seat, status, text);
+        return;
+    }
+    if (seat->drain.is_saving) return;
+    cairn_log_warn("shard %s ends, and cannot be drained first: %s; its jobs are saved", seat->name,
+                   text);
+    seat->drain.is_saving = true;
+    seat->drain.status = status;
+    cairn_sentence_set(&seat->drain.why, "%s", text);
+    stop_runs(cluster->jobs, seat);
+    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
+        if (cairn_cluster_job_has_seat(j, seat)) cairn_cluster_parting_want(j);
+}
+
+/* This process has been drained: if it comes again, it has not heard that it is to end. */
+static bool was_drained(const struct cairn_cluster *cluster, uint64_t incarnation)
+{
+    for (size_t i = 0; i < CAIRN_DRAINED_MAX && i < cluster->drained.count; i++)
+        if (cluster->drained.incarnations[i] == incarnation) return true;
+    return false;
+}
+
+static void note_drained(struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+{
+    if (was_drained(cluster, seat->incarnation)) return;
+    cairn_log_info("shard %s is drained", seat->name);
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name,
+                                   "it holds nothing");
+    cluster->drained.incarnations[cluster->drained.count++ % CAIRN_DRAINED_MAX] = seat->incarnation;
+}
+
+void cairn_cluster_drain_come(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    const bool of_store = seat->drain.stored != 0 && !seat->drain.is_over;
+    seat->leaving = of_store || was_drained(cluster, seat->incarnation);
+    seat->drain.is_over = false;
+}
+
+/* It holds nothing: it ends, and is forgotten with its connection. */
+static void finish(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    const Cairn__Done done = CAIRN__DONE__INIT;
+    Cairn__MemberEnd end = CAIRN__MEMBER_END__INIT;
+    note_drained(cluster, seat);
+    cairn_cluster_waiters_answer(&seat->drain.waiters, CAIRN_MSG_DONE, &done.base);
+    if (seat->drain.request != 0) cairn_cluster_session_done(seat->session, seat->drain.request);
+    seat->drain.request = 0;
+    seat->drain.saves_ms = seat->drain.ends_ms = 0;
+    seat->drain.is_over = true;
+    if (seat->session == NULL || seat->session->closing) return;
+    end.why = (char *)(uintptr_t) "all that it held is on other shards";
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
+}
+
+bool cairn_cluster_drains_cancel(struct cairn_cluster_job *job)
+{
+    bool any = false;
+    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+        // One that is being stopped ends in any case: what it has is lost if it does not go on.
+        if (!s->leaving || s->drain.is_over || s->drain.request != 0 ||
+            !cairn_cluster_job_has_seat(job, s))
+            continue;
+        fail(job->cluster, s, CAIRN_ERR_CANCELED, "it was canceled");
+        s->drain.again_ms = cairn_cluster_now_ms(job->cluster) + CANCELED_MS;
+        any = true;
+    }
+    return any;
+}
+
+void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    if (!seat->leaving || cluster->closing) return;
+    if (seat->drain.is_unfit) { // as it was to
+        seat->leaving = seat->drain.is_unfit = false;
+        stop_runs(cluster->jobs, seat);
+        return;
+    }
+    if (seat->drain.is_over || was_drained(cluster, seat->incarnation)) {
+        const Cairn__Done done = CAIRN__DONE__INIT;
+        unstore(cluster, seat);
+        cairn_cluster_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);
+        return;
+    }
+    seat->drain.request = 0; // of the connection that is gone
+    fail(cluster, seat, CAIRN_ERR_NOT_READY, "it went away");
+}
+
+void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
+                                 const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
+        cairn_cluster_waiters_forget(&s->drain.waiters, session);
+        cairn_cluster_waiters_forget(&s->drain.begun, session);
+    }
+}
+
+/* ---- unfit shards ---- */
+
+/* True if the unfit shard has nothing of the job that could be moved: its device failed with the
+ * state on it, or the job is lost for good. A job that waits for a part, or for a newer store to
+ * be adopted, is not lost for good and still needs what the shard holds. */
+static bool has_fallen(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+{
+    const bool is_lost = job->state == CAIRN_CLUSTER_JOB_LOST && !job->loss.may_return &&
+                         !job->loss.behind;
+    return cairn_cluster_seat_unfit(seat) &&
+           (is_lost || (job->spec.offload_fraction < 1 && !job->park.shut));
+}
+
+static bool is_other_well(const struct cairn_cluster *cluster,
+                          const struct cairn_cluster_seat *seat)
+{
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        if (s != seat && cairn_cluster_seat_fits(s, NULL)) return true;
+    return false;
+}
+
+static bool holds_whole(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+{
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
+        if (cairn_cluster_job_has_seat(j, seat) && !has_fallen(j, seat)) return true;
+    return false;
+}
+
+/* Nobody asked for it, so that it ends in silence when nobody is left to take anything. */
+static void look_unfit(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    const bool is_wanted = cairn_cluster_seat_unfit(seat) && cairn_cluster_seat_obeys(seat) &&
+                           is_other_well(cluster, seat);
+    if (seat->drain.is_unfit && !is_wanted) {
+        seat->leaving = seat->drain.is_unfit = false;
+        stop_runs(cluster->jobs, seat);
+    }
+    if (!is_wanted || seat->leaving || cairn_cluster_now_ms(cluster) < seat->drain.again_ms) return;
+    seat->leaving = seat->drain.is_unfit = true;
+    seat->drain.why.text[0] = '\0';
+    if (!holds_whole(cluster, seat)) return; // it ends, and gets nothing until then
+    cairn_log_warn("shard %s is unfit: what it holds in host memory goes to other shards",
+                   seat->name);
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
+                                   "its device failed");
+}
+
+/* For an operator. */
+static void say_unfit(const struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    struct cairn_sentence *out = &seat->unfit;
+    if (!holds_whole(cluster, seat))
+        cairn_sentence_set(out, "it holds nothing that is whole, and ends");
+    else if (!seat->leaving && is_other_well(cluster, seat))
+        cairn_sentence_set(out, "`cairn member drain %s` brings what else it holds to others",
+                           seat->name);
+    else if (!seat->leaving)
+        cairn_sentence_set(out, "start another shard: what it holds in host memory goes there by "
+                                "itself, and then it ends");
+    else if (seat->drain.why.text[0] != '\0')
+        cairn_sentence_set(out, "this stays there, and is tried again: %s", seat->drain.why.text);
+    else
+        cairn_sentence_set(out, "what it holds in host memory goes to other shards, and then it "
+                                "ends");
+}
+
+/* ---- one job goes off a shard ---- */
+
+/* Moves the job's state to its shards that stay; if none of them stays, to all shards that are
+ * here. */
+static cairn_status begin(struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    struct cairn_cluster_reshard_wish wish;
+    cairn_status status = cairn_cluster_reshard_wish_present(job, &wish);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "the coordinator is out of memory");
+    bool stays = false;
+    for (uint32_t i = 0; i < wish.count; i++) stays |= wish.shards[i].weight > 0;
+    if (!stays) cairn_cluster_reshard_wish_all(job, &wish);
+    status = cairn_cluster_reshard_begin(job, &wish, why);
+    cairn_cluster_reshard_wish_release(&wish);
+    return status;
+}
+
+static cairn_status begin_off(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat,
+                              struct cairn_sentence *why)
+{
+    if (!cairn_cluster_seat_unfit(seat) || job->spec.offload_fraction >= 1) return begin(job, why);
+    return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
+                      "job %s is parked, and its device failed: save it, and restore it over other "
+                      "shards (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
+                      job->spec.name, job->spec.name, job->spec.name);
+}
+
+/* True: the shard still has something of the job. If one job cannot move off an unfit shard, it
+ * stays there, and the other jobs still move. */
+static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *seat, bool tries)
+{
+    struct cairn_sentence why;
+    const uint32_t shard = index_of(job, seat);
+    if (!cairn_cluster_job_has_seat(job, seat) || has_fallen(job, seat)) return false;
+    if (job->reshard.running) {
+        // One that is under way and puts something here is of no use.
+        const bool takes = shard < job->shard_count && job->shards[shard].weight > 0;
+        if ((takes || shard == job->shard_count) && !job->reshard.canceled)
+            (void)!cairn_cluster_reshard_cancel(job, &why);
+        return true;
+    }
+    if (!tries) return true;
+    const cairn_status status = begin_off(job, seat, &why);
+    // A cause that passes by itself is waited for.
+    if (status == CAIRN_OK || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY)
+        return true;
+    if (seat->drain.is_unfit)
+        seat->drain.why = why;
+    else
+        give_up(job->cluster, seat, status, why.text);
+    return true;
+}
+
+/* It ends by itself, when it holds nothing that is whole. */
+static void note_unfit(const struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                       bool tried, const struct cairn_sentence *before)
+{
+    const char *why = seat->drain.why.text;
+    if (!tried || why[0] == '\0') return;
+    seat->drain.again_ms = cairn_cluster_now_ms(cluster) + TRIES_AGAIN_MS;
+    if (strcmp(why, before->text) != 0)
+        cairn_log_warn("shard %s is unfit, and this stays there: %s", seat->name, why);
+}
+
+static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *cluster)
+{
+    bool holds = false;
+    struct cairn_sentence said;
+    const uint64_t now_ms = cairn_cluster_now_ms(cluster);
+    const bool is_late = seat->drain.ends_ms != 0 && now_ms >= seat->drain.ends_ms;
+    if (!seat->drain.is_saving && seat->drain.saves_ms != 0 && now_ms >= seat->drain.saves_ms)
+        give_up(cluster, seat, CAIRN_ERR_TIMEOUT,
+                "its time is nearly over, and something is there still");
+    if (seat->drain.is_saving) {
+        if (advance_saving(cluster, seat, &said) || is_late)
+            fail(cluster, seat, seat->drain.status, said.text);
+        return;
+    }
+    const struct cairn_sentence before = seat->drain.why;
+    const bool tries = !seat->drain.is_unfit || now_ms >= seat->drain.again_ms;
+    if (seat->drain.is_unfit && tries) seat->drain.why.text[0] = '\0';
+    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (!seat->leaving || seat->drain.is_saving) return;
+        holds |= drain_job(j, seat, tries);
+    }
+    if (seat->drain.is_unfit)
+        note_unfit(cluster, seat, tries, &before);
+    else if (!holds && seat->leaving)
+        finish(cluster, seat);
+}
+
+/* ---- asked ---- */
+
+static bool holds_any(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+{
+    const struct cairn_cluster_job *job = cluster->jobs;
+    while (job != NULL && !cairn_cluster_job_has_seat(job, seat)) job = job->next;
+    return job != NULL;
+}
+
+static cairn_status judge_drain(const struct cairn_cluster *cluster,
+                                const struct cairn_cluster_seat *seat, struct cairn_sentence *why)
+{
+    if (!cairn_cluster_seat_obeys(seat))
+        return cairn_fail(why, CAIRN_ERR_NOT_READY,
+                          "shard %s is not here: what it holds cannot move", seat->name);
+    if (holds_any(cluster, seat) && !is_other_well(cluster, seat))
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "no shard that stays is here to take what shard %s holds: start another "
+                          "one first, or save the jobs and end it",
+                          seat->name);
+    return CAIRN_OK;
+}
+
+void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t request,
+                                const Cairn__MemberDrain *message)
+{
+    struct cairn_cluster *cluster = session->cluster;
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, message->name);
+    struct cairn_sentence why;
+    cairn_status status =
+        seat == NULL ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
+                                  "there is no shard \"%.128s\"; `cairn cluster status` lists them",
+                                  message->name)
+                     : judge_drain(cluster, seat, &why);
+    if (status == CAIRN_OK &&
+        !cairn_cluster_waiters_add(message->wait ? &seat->drain.waiters : &seat->drain.begun,
+                                   session, request))
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    if (status != CAIRN_OK) {
+        cairn_cluster_session_error(session, request, status, why.text);
+        return;
+    }
+    cairn_log_info("shard %s is to be drained, by an operator's word", seat->name);
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
+                                   "by an operator's word");
+    seat->leaving = true;
+    seat->drain.is_unfit = false;
+    status = store(cluster, seat, &why);
+    if (status != CAIRN_OK)
+        fail(cluster, seat, status, why.text);
+    else
+        advance(seat, cluster);
+}
+
+/* The cluster is being stopped: nothing is moved for that. */
+static void refuse_all(struct cairn_cluster *cluster)
+{
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        if (s->drain.request != 0)
+            give_up(cluster, s, CAIRN_ERR_REFUSED, "all shards are being stopped: nothing moves");
+}
+
+void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t request,
+                            const Cairn__DrainMe *message)
+{
+    struct cairn_cluster_seat *seat = session->seat;
+    struct cairn_cluster *cluster = session->cluster;
+    struct cairn_sentence why;
+    if (seat == NULL) return;
+    const cairn_status status = judge_drain(cluster, seat, &why);
+    if (status == CAIRN_ERR_NOT_READY) {
+        cairn_cluster_session_error(session, request, status, why.text);
+        return;
+    }
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
+                                   "it is being stopped");
+    seat->leaving = true;
+    seat->drain.is_unfit = false;
+    seat->drain.request = request;
+    const uint64_t now_ms = cairn_cluster_now_ms(cluster),
+                   given_ms = message->seconds * UINT64_C(1000);
+    seat->drain.saves_ms = given_ms == 0 ? 0 : now_ms + given_ms / 4 * 3;
+    seat->drain.ends_ms = given_ms == 0 ? 0 : now_ms + given_ms;
+    if (status != CAIRN_OK) {
+        give_up(cluster, seat, status, why.text);
+        refuse_all(cluster);
+    } else {
+        cairn_log_info("shard %s is being stopped: what it holds goes to others first", seat->name);
+    }
+    advance(seat, cluster);
+}
+
+/* ---- time ---- */
+
+/* It holds nothing, and has not come since the coordinator started: it had ended. */
+static bool has_ended(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+{
+    return seat->session == NULL && !holds_any(cluster, seat) &&
+           uv_now(cluster->loop) - seat->since_ms >=
+               (uint64_t)cluster->options->lease_timeout_ms + COMES_AGAIN_MS;
+}
+
+void cairn_cluster_drains_tick(struct cairn_cluster *cluster)
+{
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
+        look_unfit(cluster, s);
+        const bool leaves = s->leaving && !s->drain.is_over;
+        if (leaves && s->session != NULL)
+            advance(s, cluster);
+        else if (leaves && has_ended(cluster, s))
+            fail(cluster, s, CAIRN_ERR_NOT_READY, "it is gone");
+        if (cairn_cluster_seat_unfit(s)) say_unfit(cluster, s);
+    }
+}
+
+/* ==== replicas ==== */
+
+/* Replicas: ranks that hold the same box of a tensor. Each puts its values, and the last ones would stay; so
+ * what they say of theirs (InitDone.held) is compared before the state is sealed. */
+
+enum { HELD = CAIRN_INIT_HELD_BYTES };
+
+cairn_status cairn_cluster_replicas_take(struct cairn_cluster_member *member,
+                                         const ProtobufCBinaryData *held)
+{
+    if (held->len != 0 && held->len != member->job->spec.tensor_count * HELD)
+        return CAIRN_ERR_MALFORMED;
+    uint8_t *bytes = held->len > 0 ? malloc(held->len) : NULL;
+    if (held->len > 0 && bytes == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (bytes != NULL) memcpy(bytes, held->data, held->len);
+    free(member->init.held);
+    member->init.held = bytes;
+    return CAIRN_OK;
+}
+
+/* The box of the tensor at hand that a rank holds, and the digest that it reports of it. */
+struct entry {
+    struct cairn_box box;
+    uint32_t rank;
+    const uint8_t *digest;
+};
+
+/* Orders entries by box, then by rank, so that replicas of a box stand together. */
+static int compare(const void *left, const void *right)
+{
+    const struct entry *a = left, *b = right;
+    for (uint32_t d = 0; d < a->box.rank; d++) {
+        if (a->box.start[d] != b->box.start[d]) return a->box.start[d] < b->box.start[d] ? -1 : 1;
+        if (a->box.extent[d] != b->box.extent[d])
+            return a->box.extent[d] < b->box.extent[d] ? -1 : 1;
+    }
+    return a->rank < b->rank ? -1 : a->rank > b->rank;
+}
+
+/* Lists the ranks that report a digest of the tensor; returns how many. */
+static size_t list_entries(const struct cairn_cluster_job *job, uint32_t tensor,
+                           struct entry *entries)
+{
+    static const uint8_t nothing[HELD] = { 0 };
+    const struct cairn_box whole = cairn_box_of_shape(&job->spec.tensors[tensor].shape);
+    size_t count = 0;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->init.request == 0 || m->init.held == NULL || m->rank >= job->tiles.world) continue;
+        const uint8_t *digest = m->init.held + (size_t)tensor * HELD;
+        if (memcmp(digest, nothing, HELD) == 0) continue;
+        const struct cairn_box *box = cairn_cluster_tiles_box(job, m->rank, tensor);
+        entries[count++] = (struct entry) { box != NULL ? *box : whole, m->rank, digest };
+    }
+    return count;
+}
+
+static void say(const struct cairn_cluster_job *job, uint32_t tensor, const struct entry *a,
+                const struct entry *b, struct cairn_sentence *why)
+{
+    char box[CAIRN_BOX_TEXT_BYTES];
+    cairn_sentence_set(why,
+                       "tensor %.200s: rank %" PRIu32 " and rank %" PRIu32
+                       " hold the same box %.120s and have put different values; put it again, "
+                       "from the same seed or file on both",
+                       job->spec.tensors[tensor].name, a->rank, b->rank,
+                       cairn_box_text(&a->box, box));
+}
+
+bool cairn_cluster_replicas_agree(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    size_t members = 0;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        members++;
+    struct entry *entries = calloc(members + 1, sizeof *entries);
+    bool agree = true;
+    if (entries == NULL) {
+        cairn_sentence_set(why, "the coordinator is out of memory to compare what was put");
+        return false;
+    }
+    for (uint32_t t = 0; agree && t < job->spec.tensor_count; t++) {
+        const size_t count = list_entries(job, t, entries);
+        qsort(entries, count, sizeof *entries, compare);
+        for (size_t i = 1; agree && i < count; i++) {
+            agree = !cairn_box_equal(&entries[i - 1].box, &entries[i].box) ||
+                    memcmp(entries[i - 1].digest, entries[i].digest, HELD) == 0;
+            if (!agree) say(job, t, &entries[i - 1], &entries[i], why);
+        }
+    }
+    free(entries);
+    return agree;
+}
+
+/* ==== park ==== */
+
+/* Parking, as extend.c in its first phase: the gate of the core is shut, an open round ends, and then every
+ * shard is asked. One that is at work is asked again; if one cannot, those that have moved their part move it
+ * back. */
+
+void cairn_cluster_park_release(struct cairn_cluster_job *job)
+{
+    cairn_cluster_waiters_fail(&job->park.waiters, CAIRN_ERR_CLOSED, "the job is gone, or lost");
+}
+
+void cairn_cluster_park_forget(struct cairn_cluster *cluster,
+                               const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next)
+        cairn_cluster_waiters_forget(&job->park.waiters, session);
+}
+
+/* ---- the end ---- */
+
+bool cairn_cluster_job_has_device(const struct cairn_cluster_job *job)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        const struct cairn_cluster_session *session = job->shards[i].seat->session;
+        if (session != NULL && session->home != NULL && session->home->backend != NULL &&
+            strcmp(session->home->backend, "host") != 0)
+            return job->spec.offload_fraction < 1;
+    }
+    return false;
+}
+
+static void answer(struct cairn_cluster_job *job)
+{
+    Cairn__JobParked parked = CAIRN__JOB_PARKED__INIT;
+    parked.name = job->spec.name;
+    parked.parked = job->park.wanted;
+    parked.shards = job->seat_count;
+    if (!cairn_cluster_job_has_device(job))
+        parked.note = (char *)(uintptr_t) "all of its state lies in host memory: nothing was moved";
+    cairn_cluster_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
+}
+
+static void open_gate(struct cairn_cluster_job *job)
+{
+    job->park = (struct cairn_cluster_park) { .waiters = job->park.waiters,
+                                              .opened_ms = cairn_cluster_now_ms(job->cluster) };
+    cairn_cluster_tiles_advance(job);
+}
+
+/* Back to what it was; who asked is told. If that fails, too, it stays as it is, and shut. */
+static void undo(struct cairn_cluster_job *job, cairn_status status, const char *text)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "job %s was not %s: %s", job->spec.name,
+                       job->park.wanted ? "parked, it goes on as it was" : "unparked", text);
+    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
+    if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY; // not the asker's connection
+    cairn_cluster_waiters_fail(&job->park.waiters, status, why.text);
+    if (job->park.undoes) {
+        cairn_log_error("job %s is parked in part, and no round opens: park or unpark it",
+                        job->spec.name);
+        job->park.settled = true;
+        return;
+    }
+    job->park.wanted = !job->park.wanted;
+    job->park.undoes = true;
+    cairn_cluster_park_advance(job);
+}
+
+static void on_moved(struct cairn_cluster_job *job, const void *about, cairn_status status,
+                     const char *why)
+{
+    (void)about;
+    if (!job->park.asking) return;
+    job->park.asking = false;
+    // It ends what it does, or another move; or the way back waits for it: with a tick, when all are there.
+    if (status == CAIRN_ERR_BUSY || (status == CAIRN_ERR_CLOSED && job->park.undoes)) return;
+    if (status != CAIRN_OK) {
+        undo(job, status, why);
+        return;
+    }
+    job->park.settled = true;
+    job->park.undoes = false;
+    cairn_log_info("job %s is %s", job->spec.name, job->park.wanted ? "parked" : "not parked");
+    cairn_cluster_event_note(job->cluster,
+                             job->park.wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
+                             job->spec.name, NULL, "by an operator");
+    answer(job);
+    if (!job->park.wanted) open_gate(job);
+}
+
+/* ---- the shards ---- */
+
+static bool all_up(const struct cairn_cluster_job *job)
+{
+    CAIRN_EACH_SHARD (job, i)
+        if (!job->shards[i].up || job->shards[i].seat->session == NULL) return false;
+    return true;
+}
+
+void cairn_cluster_park_advance(struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_park *park = &job->park;
+    if (!park->shut || park->asking || park->settled || job->rounds.in_event || job->core == NULL ||
+        cairn_cluster_job_moves(job) || cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY ||
+        !all_up(job))
+        return;
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_moved, NULL, 0);
+    if (gather == NULL) return; // with the next event, or tick
+    Cairn__PartPark message = CAIRN__PART_PARK__INIT;
+    message.job = job->id;
+    message.parked = park->wanted;
+    job->park.asking = true;
+    CAIRN_EACH_SHARD (job, i) {
+        (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PART_PARK,
+                                        &message.base);
+    }
+    cairn_cluster_gather_start(gather);
+}
+
+/* Another coordinator had it parked, or the shard was away while it was asked. */
+void cairn_cluster_park_part(struct cairn_cluster_job *job, bool is_parked)
+{
+    if (is_parked && !job->park.shut) job->park.shut = job->park.wanted = true;
+    if (!job->park.asking) job->park.settled = false;
+}
+
+/* ---- asked ---- */
+
+static cairn_status judge_park(const struct cairn_cluster_job *job, bool parked,
+                               struct cairn_sentence *why)
+{
+    if (job->state == CAIRN_CLUSTER_JOB_LOST)
+        return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
+                          job->loss.why.text);
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
+                          job->spec.name, cairn_cluster_job_state_name(job));
+    if (job->snapshots.cut != NULL) return cairn_cluster_cut_refuse(job, why);
+    if (job->extension.body != NULL)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
+                          job->spec.name);
+    // A request that agrees with the change under way joins its waiters. A change that another
+    // coordinator began has no waiters, so it gives way.
+    const bool is_moving = job->park.asking || job->park.undoes || job->park.waiters != NULL;
+    if (job->park.shut && !job->park.settled && is_moving && parked != job->park.wanted)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being %s; ask again", job->spec.name,
+                          job->park.wanted ? "parked" : "taken back from where it was parked");
+    return CAIRN_OK;
+}
+
+void cairn_cluster_job_park(struct cairn_cluster_session *session, uint32_t request,
+                            const Cairn__JobPark *message)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, message->name);
+    struct cairn_sentence why;
+    cairn_status status = job == NULL ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
+                                                   "there is no job %.128s; `cairn job list`",
+                                                   message->name)
+                                      : judge_park(job, message->parked, &why);
+    if (status == CAIRN_OK && !cairn_cluster_waiters_add(&job->park.waiters, session, request))
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    if (status != CAIRN_OK) {
+        cairn_cluster_session_error(session, request, status, why.text);
+        return;
+    }
+    // Before all parts have told, another coordinator's word may stand: it is taken back where it does.
+    const bool is_so = !job->park.shut && !message->parked && job->rounds.heard;
+    if (is_so) {
+        answer(job);
+        return;
+    }
+    job->park.shut = true;
+    job->park.settled = false;
+    job->park.wanted = message->parked;
+    cairn_cluster_tiles_advance(job); // shuts the gate
+    cairn_cluster_park_advance(job);
+}

@@ -1,0 +1,640 @@
+#include "server/coordinator/store.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/store/storage.h"
+#include "server/base/daemon.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+
+#define PAGE_EVENTS 256 /* of an answer: with the longest texts they fit a frame */
+#define BATCH       512 /* of a write */
+
+static const char *const kind_names[CAIRN_EVENT_KINDS] = {
+#define X(kind, name) [CAIRN_EVENT_##kind] = (name),
+    CAIRN_EVENTS(X)
+#undef X
+};
+
+static struct cairn_stored_event **place_of(const struct cairn_cluster_events *events,
+                                            uint64_t number)
+{
+    return &events->ring[number % CAIRN_STORE_EVENTS_MAX];
+}
+
+/* In place of the oldest, when there are as many as are kept. */
+static void keep(struct cairn_cluster_events *events, struct cairn_stored_event *event)
+{
+    struct cairn_stored_event **place = place_of(events, event->number);
+    free(*place);
+    *place = event;
+    events->next = event->number + 1;
+    if (events->next > events->first + CAIRN_STORE_EVENTS_MAX)
+        events->first = events->next - CAIRN_STORE_EVENTS_MAX;
+}
+
+static uint64_t now_unix_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+void cairn_cluster_event_note(struct cairn_cluster *cluster, enum cairn_event_kind kind,
+                              const char *job, const char *who, const char *format, ...)
+{
+    struct cairn_cluster_events *events = &cluster->events;
+    va_list args;
+    char text[CAIRN_SENTENCE_BYTES];
+    if (events->ring == NULL || cluster->closing) return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    const struct cairn_stored_event row = { .number = events->next,
+                                            .unix_ms = now_unix_ms(),
+                                            .kind = kind_names[kind],
+                                            .job = job != NULL ? job : "",
+                                            .who = who != NULL ? who : "",
+                                            .text = text };
+    struct cairn_stored_event *event = cairn_store_copy(CAIRN_STORE_EVENTS, &row, 1);
+    if (event != NULL) keep(events, event); // else the log has it
+}
+
+void cairn_cluster_event_note_shard(struct cairn_cluster *cluster, enum cairn_event_kind kind,
+                                    const char *job, const char *name, const char *text)
+{
+    char who[CAIRN_NAME_MAX + 16];
+    snprintf(who, sizeof who, "shard %s", name);
+    cairn_cluster_event_note(cluster, kind, job, who, "%s", text);
+}
+
+/* ---- the store ---- */
+
+static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
+{
+    struct cairn_cluster_events *events = context;
+    struct cairn_stored_event *event = cairn_store_copy(CAIRN_STORE_EVENTS, row, 1);
+    if (event == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
+    if (events->next == 0) events->first = event->number;
+    keep(events, event);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    struct cairn_cluster_events *events = &cluster->events;
+    events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct cairn_stored_event *));
+    if (events->ring == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
+    const cairn_status status = cairn_store_each(cluster->store, CAIRN_STORED_EVENTS, load, events,
+                                                 why);
+    if (events->next == 0) events->first = events->next = 1;
+    events->saved = events->began = events->next;
+    return status;
+}
+
+/* Lists the events that are not in the store yet, the oldest first. Returns how many. */
+static size_t list_new(const struct cairn_cluster_events *events,
+                       struct cairn_stored_event list_out[BATCH])
+{
+    size_t count = 0;
+    uint64_t number = events->saved > events->first ? events->saved : events->first;
+    for (; number < events->next && count < BATCH; number++) {
+        const struct cairn_stored_event *event = *place_of(events, number);
+        if (event != NULL) list_out[count++] = *event;
+    }
+    return count;
+}
+
+static void on_saved(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_events *events = &saved->cluster->events;
+    const bool failed = saved->status != CAIRN_OK;
+    events->saving = false;
+    if (!failed) events->saved = saved->number;
+    if (failed && !events->failed) // tried again with each tick
+        cairn_log_warn("events are not stored for now: %s", saved->why);
+    events->failed = failed;
+}
+
+void cairn_cluster_events_tick(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_events *events = &cluster->events;
+    struct cairn_stored_event list[BATCH];
+    struct cairn_sentence why;
+    if (events->saving) return;
+    const size_t count = list_new(events, list);
+    if (count == 0) return;
+    events->saving = cairn_cluster_save(cluster, CAIRN_STORE_EVENTS, list, count,
+                                        list[count - 1].number + 1, on_saved, &why) == CAIRN_OK;
+}
+
+void cairn_cluster_events_close(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_events *events = &cluster->events;
+    struct cairn_stored_event list[BATCH];
+    struct cairn_sentence why;
+    if (events->ring == NULL) return;
+    const size_t count = list_new(events, list);
+    if (count > 0 &&
+        cairn_store_write(cluster->store, CAIRN_STORE_EVENTS, list, count, &why) != CAIRN_OK)
+        cairn_log_warn("the last %zu events are not stored: %s", count, why.text);
+    for (size_t i = 0; i < CAIRN_STORE_EVENTS_MAX; i++) free(events->ring[i]);
+    free(events->ring);
+    events->ring = NULL;
+}
+
+/* ---- for those who ask ---- */
+
+uint64_t cairn_cluster_events_last_ms(const struct cairn_cluster *cluster)
+{
+    const struct cairn_cluster_events *events = &cluster->events;
+    const struct cairn_stored_event *last = events->next > events->first
+                                                ? *place_of(events, events->next - 1)
+                                                : NULL;
+    return last != NULL ? last->unix_ms : 0;
+}
+
+static bool is_of(const struct cairn_stored_event *event, enum cairn_event_kind kind)
+{
+    return strcmp(event->kind, kind_names[kind]) == 0;
+}
+
+void cairn_cluster_events_maker(const struct cairn_cluster *cluster, const char *job,
+                                struct cairn_sentence *out)
+{
+    const struct cairn_cluster_events *events = &cluster->events;
+    out->text[0] = '\0';
+    for (uint64_t n = events->next; events->ring != NULL && n-- > events->first;) {
+        const struct cairn_stored_event *event = *place_of(events, n);
+        if (event == NULL || !is_of(event, CAIRN_EVENT_CREATED) || strcmp(event->job, job) != 0)
+            continue;
+        cairn_sentence_set(out, "%s", event->who);
+        return;
+    }
+}
+
+void cairn_cluster_events_faults(const struct cairn_cluster *cluster, const char *job,
+                                 struct cairn_event_faults *out)
+{
+    const struct cairn_cluster_events *events = &cluster->events;
+    uint64_t until_ms = now_unix_ms();
+    *out = (struct cairn_event_faults) { 0 };
+    for (uint64_t n = events->next; events->ring != NULL && n-- > events->first;) {
+        const struct cairn_stored_event *event = *place_of(events, n);
+        if (event == NULL) continue;
+        const bool is_job = strcmp(event->job, job) == 0;
+        if (is_of(event, CAIRN_EVENT_CLOCK)) // what was before went by another clock
+            until_ms = 0;
+        else if (until_ms > event->unix_ms)
+            out->observed_ms += until_ms - event->unix_ms;
+        if (!is_of(event, CAIRN_EVENT_CLOCK)) until_ms = event->unix_ms;
+        if (is_of(event, CAIRN_EVENT_AWAY)) out->shards++;
+        if (is_job && is_of(event, CAIRN_EVENT_LOST)) out->workers++;
+        if (is_job && is_of(event, CAIRN_EVENT_CREATED)) break; // what was before is another job's
+    }
+}
+
+/* Fills in a message that borrows the event's texts; nobody writes to them through it. */
+static void fill(Cairn__Event *out, const struct cairn_stored_event *event)
+{
+    cairn__event__init(out);
+    out->number = event->number;
+    out->unix_ms = event->unix_ms;
+    out->kind = (char *)(uintptr_t)event->kind;
+    out->job = (char *)(uintptr_t)event->job;
+    out->who = (char *)(uintptr_t)event->who;
+    out->text = (char *)(uintptr_t)event->text;
+}
+
+void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t request,
+                                 const Cairn__EventsGet *get)
+{
+    const struct cairn_cluster_events *events = &session->cluster->events;
+    Cairn__Event filled[PAGE_EVENTS];
+    Cairn__Event *list[PAGE_EVENTS];
+    Cairn__Events page = CAIRN__EVENTS__INIT;
+    uint64_t number = get->after >= events->first ? get->after + 1 : events->first;
+    page.events = list;
+    page.process = session->cluster->identity.id.process;
+    page.began = events->began;
+    for (; number < events->next; number++) {
+        const struct cairn_stored_event *event = *place_of(events, number);
+        if (event == NULL || event->unix_ms < get->since_unix_ms) continue;
+        if (page.n_events == PAGE_EVENTS) {
+            page.more = true;
+            break;
+        }
+        list[page.n_events] = &filled[page.n_events];
+        fill(&filled[page.n_events++], event);
+    }
+    cairn_cluster_session_send(session, CAIRN_MSG_EVENTS, request, &page.base);
+}
+
+/* ==== backup ==== */
+
+/* A copy of the store while it is in use. The store's thread takes a picture of it into memory; one
+ * of libuv's writes that to the file: a disk that hangs there holds no save up. One at a time. */
+
+struct picture {
+    struct cairn_task task;
+    struct cairn_cluster_backup *backup;
+};
+
+struct cairn_cluster_backup {
+    struct cairn_cluster_work work; /* the file */
+    struct picture picture;
+    struct cairn_cluster *cluster;
+    struct cairn_cluster_waiter *waiter;
+    cairn_status status;
+    struct cairn_sentence why;
+    size_t byte_count;
+    /* owned */
+    uint8_t *bytes; /* [byte_count] */
+    char *path;
+};
+
+static void free_backup(struct cairn_cluster_backup *backup)
+{
+    backup->cluster->backup = NULL;
+    cairn_cluster_waiters_release(&backup->waiter);
+    free(backup->bytes);
+    free(backup->path);
+    free(backup);
+}
+
+static void end(struct cairn_cluster_backup *backup)
+{
+    Cairn__ClusterBackedUp message = CAIRN__CLUSTER_BACKED_UP__INIT;
+    if (backup->status == CAIRN_OK) {
+        message.path = backup->path;
+        message.bytes = backup->byte_count;
+        cairn_log_info("the store was copied to %s: %zu bytes", backup->path, backup->byte_count);
+        cairn_cluster_waiters_answer(&backup->waiter, CAIRN_MSG_CLUSTER_BACKED_UP, &message.base);
+    } else {
+        cairn_log_warn("copying the store to %s failed: %s", backup->path, backup->why.text);
+        cairn_cluster_waiters_fail(&backup->waiter, backup->status, backup->why.text);
+    }
+    free_backup(backup);
+}
+
+static void write_file(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_backup *backup = (struct cairn_cluster_backup *)work;
+    backup->status = cairn_durable_create(backup->path, backup->bytes, backup->byte_count,
+                                          &backup->why);
+}
+
+static void on_written(struct cairn_cluster_work *work)
+{
+    if (!work->cluster->closing) end((struct cairn_cluster_backup *)work); // else: with the cluster
+}
+
+static void take_picture(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_cluster_backup *backup = ((struct picture *)task)->backup;
+    (void)item;
+    (void)thread;
+    backup->status = cairn_store_picture(backup->cluster->store, &backup->bytes,
+                                         &backup->byte_count, &backup->why);
+}
+
+static void on_picture(struct cairn_task *task)
+{
+    struct cairn_cluster_backup *backup = ((struct picture *)task)->backup;
+    if (backup->cluster->closing) return; // freed with the cluster
+    backup->work.run = write_file;
+    backup->work.done = on_written;
+    if (backup->status == CAIRN_OK) {
+        if (cairn_cluster_work_start(&backup->work, backup->cluster, NULL, 0)) return;
+        backup->status = cairn_fail(&backup->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
+    }
+    end(backup);
+}
+
+/* ---- the request ---- */
+
+static cairn_status judge_backup(const struct cairn_cluster *cluster, const char *path,
+                                 struct cairn_sentence *why)
+{
+    if (path[0] != '/')
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "\"%.100s\": give the file from the root of the coordinator's host",
+                          path);
+    if (cluster->backup != NULL)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "the store is being copied to %.300s: ask again",
+                          cluster->backup->path);
+    return CAIRN_OK;
+}
+
+static cairn_status begin(struct cairn_cluster_session *session, uint32_t request, const char *path,
+                          struct cairn_sentence *why)
+{
+    struct cairn_cluster *cluster = session->cluster;
+    struct cairn_cluster_backup *backup = calloc(1, sizeof *backup);
+    if (backup == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    backup->cluster = cluster;
+    cluster->backup = backup;
+    backup->path = strdup(path);
+    if (backup->path == NULL || !cairn_cluster_waiters_add(&backup->waiter, session, request)) {
+        free_backup(backup);
+        return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    }
+    backup->picture.backup = backup;
+    backup->picture.task =
+        (struct cairn_task) { .run = take_picture, .done = on_picture, .item_count = 1 };
+    cairn_pool_submit(cluster->saves.pool, &backup->picture.task);
+    return CAIRN_OK;
+}
+
+void cairn_cluster_backup_begin(struct cairn_cluster_session *session, uint32_t request,
+                                const Cairn__ClusterBackup *message)
+{
+    struct cairn_sentence why;
+    cairn_status status = judge_backup(session->cluster, message->path, &why);
+    if (status == CAIRN_OK) status = begin(session, request, message->path, &why);
+    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+}
+
+void cairn_cluster_backup_forget(struct cairn_cluster *cluster,
+                                 const struct cairn_cluster_session *session)
+{
+    if (cluster->backup != NULL) cairn_cluster_waiters_forget(&cluster->backup->waiter, session);
+}
+
+void cairn_cluster_backup_close(struct cairn_cluster *cluster)
+{
+    if (cluster->backup != NULL) free_backup(cluster->backup);
+}
+
+/* ==== picture ==== */
+
+/* A picture of the store at one moment, while it is in use: SQLite's backup into memory, and that as the
+ * bytes of a file. The file itself is for another thread to write: its disk need not be the store's. A
+ * picture has the secret key, too, which a store in use has in a file beside it: one file is all there is to
+ * save. */
+
+static cairn_status fail(const struct cairn_store *store, sqlite3 *copy, struct cairn_sentence *why)
+{
+    const cairn_status status = cairn_fail(why, CAIRN_ERR_IO, "%s: copying: %s", store->path,
+                                           copy == NULL ? "no memory" : sqlite3_errmsg(copy));
+    sqlite3_close(copy);
+    return status;
+}
+
+static bool put_signer(sqlite3 *copy, const char *signer)
+{
+    sqlite3_stmt *s;
+    if (sqlite3_exec(copy,
+                     "CREATE TABLE IF NOT EXISTS signer (one INTEGER PRIMARY KEY CHECK (one = 1), "
+                     "text TEXT NOT NULL)",
+                     NULL, NULL, NULL) != SQLITE_OK ||
+        sqlite3_prepare_v2(copy, "INSERT OR REPLACE INTO signer VALUES (1, ?1)", -1, &s, NULL) !=
+            SQLITE_OK)
+        return false;
+    sqlite3_bind_text(s, 1, signer, -1, SQLITE_STATIC);
+    const bool is_put = sqlite3_step(s) == SQLITE_DONE;
+    return sqlite3_finalize(s) == SQLITE_OK && is_put;
+}
+
+/* *there_out: the table is. */
+static cairn_status find_signer(const struct cairn_store *store, bool *there_out,
+                                struct cairn_sentence *why)
+{
+    sqlite3_stmt *s;
+    const cairn_status status = cairn_store_prepare(
+        store, "SELECT 1 FROM sqlite_master WHERE name = 'signer'", &s, why);
+    if (status != CAIRN_OK) return status;
+    *there_out = sqlite3_step(s) == SQLITE_ROW;
+    sqlite3_finalize(s);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_store_signer(const struct cairn_store *store,
+                                char text_out[CAIRN_KEY_TEXT_BYTES], struct cairn_sentence *why)
+{
+    sqlite3_stmt *s;
+    bool there;
+    cairn_status status = find_signer(store, &there, why);
+    if (status == CAIRN_OK && !there) return CAIRN_ERR_NOT_FOUND;
+    if (status == CAIRN_OK) status = cairn_store_prepare(store, "SELECT text FROM signer", &s, why);
+    if (status != CAIRN_OK) return status;
+    if (sqlite3_step(s) == SQLITE_ROW)
+        snprintf(text_out, CAIRN_KEY_TEXT_BYTES, "%s", (const char *)sqlite3_column_text(s, 0));
+    else
+        status = CAIRN_ERR_NOT_FOUND;
+    sqlite3_finalize(s);
+    return status;
+}
+
+cairn_status cairn_store_set_signer(struct cairn_store *store, const char *text,
+                                    struct cairn_sentence *why)
+{
+    bool there;
+    snprintf(store->signer, sizeof store->signer, "%s", text);
+    const cairn_status status = find_signer(store, &there, why);
+    return status == CAIRN_OK && there ? cairn_store_run(store, "DROP TABLE signer", why) : status;
+}
+
+cairn_status cairn_store_picture(const struct cairn_store *store, uint8_t **bytes_out,
+                                 size_t *byte_count_out, struct cairn_sentence *why)
+{
+    sqlite3 *copy = NULL;
+    if (sqlite3_open(":memory:", &copy) != SQLITE_OK) return fail(store, copy, why);
+    sqlite3_backup *backup = sqlite3_backup_init(copy, "main", store->db, "main");
+    if (backup == NULL) return fail(store, copy, why);
+    (void)sqlite3_backup_step(backup, -1); // all of it, in one read
+    if (sqlite3_backup_finish(backup) != SQLITE_OK)
+        return fail(store, copy, why); // its failure, too
+    if (store->signer[0] != '\0' && !put_signer(copy, store->signer)) return fail(store, copy, why);
+    sqlite3_int64 size = 0;
+    unsigned char *image = sqlite3_serialize(copy, "main", &size, 0);
+    uint8_t *bytes = image == NULL ? NULL : malloc((size_t)size);
+    if (bytes != NULL) memcpy(bytes, image, (size_t)size);
+    sqlite3_free(image);
+    sqlite3_close(copy);
+    if (bytes == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a copy of %s", store->path);
+    *bytes_out = bytes;
+    *byte_count_out = (size_t)size;
+    return CAIRN_OK;
+}
+
+/* ==== storage ==== */
+
+/* ---- on a thread ---- */
+
+static cairn_status fail_other(const char *path, uint64_t token, struct cairn_sentence *why)
+{
+    return cairn_fail(
+        why, CAIRN_ERR_IO,
+        "the folder %s is not the one that snapshots were written to; is the storage mounted? "
+        "Mount it, or take this folder from now on: mkdir -p %s && echo %016" PRIx64
+        " > %s/" CAIRN_STORAGE_FILE,
+        path, path, token, path);
+}
+
+static cairn_status explain(cairn_status status, const char *path, uint64_t token,
+                            struct cairn_sentence *why)
+{
+    if (status == CAIRN_ERR_NOT_FOUND) return fail_other(path, token, why);
+    if (status != CAIRN_ERR_EXISTS) return status;
+    cairn_sentence_add(why,
+                       "; give this one a snapshots.path of its own. If the store of that one is "
+                       "lost, and this is its successor, `cairn cluster adopt` takes the folder "
+                       "with the jobs; if that cluster is gone for good, start once with --set "
+                       "snapshots.foreign=yes, which takes it from whoever has it");
+    return CAIRN_ERR_REFUSED;
+}
+
+static cairn_status judge_storage(const char *path, uint64_t token,
+                                  const struct cairn_storage_owner *owner,
+                                  struct cairn_sentence *why)
+{
+    return explain(cairn_storage_own(path, token, owner, why), path, token, why);
+}
+
+cairn_status cairn_cluster_storage_seen(const struct cairn_cluster *cluster,
+                                        struct cairn_sentence *why)
+{
+    const char *path = cluster->storage.path;
+    struct cairn_sentence said;
+    uint64_t bytes;
+    const uint64_t token = cluster->storage.token;
+    if (token != 0) {
+        const struct cairn_storage_owner owner = { .store = cluster->storage.store,
+                                                   .former = cluster->storage.former };
+        return explain(cairn_storage_seen(path, token, &owner, why), path, token, why);
+    }
+    if (cairn_storage_of(path)->stat(path, "", &bytes, &said) == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s: %s", path, said.text);
+}
+
+/* ---- on the loop ---- */
+
+static void on_said(struct cairn_storage_watch *watch)
+{
+    const struct cairn_cluster *cluster = watch->context;
+    if (watch->said.text[0] != '\0')
+        cairn_log_warn("no snapshot can be saved: %s", watch->said.text);
+    else
+        cairn_log_info("snapshots go to %s", cluster->storage.path);
+}
+
+static void on_remembered(const struct cairn_cluster_saved *saved)
+{
+    if (saved->status == CAIRN_OK) return;
+    saved->cluster->storage.remembered = false; // the next snapshot tries again
+    cairn_log_warn("which folder snapshots go to could not be stored: %s", saved->why);
+}
+
+void cairn_cluster_storage_used(struct cairn_cluster *cluster)
+{
+    const struct cairn_stored_meta row = { .storage = cluster->storage.token };
+    struct cairn_sentence why;
+    if (cluster->storage.remembered || cluster->storage.token == 0) return;
+    cluster->storage.remembered = cairn_cluster_save(cluster, CAIRN_STORE_STORAGE, &row, 1, 0,
+                                                     on_remembered, &why) == CAIRN_OK;
+}
+
+void cairn_cluster_storage_adopted(struct cairn_cluster *cluster, uint64_t former)
+{
+    struct cairn_storage_owner *owner = &cluster->storage.watch.owner;
+    cluster->storage.former = owner->former = former;
+    cluster->storage.store = owner->store = cluster->identity.id.store;
+    // The last complaint about the folder was for another owner, and would refuse the first
+    // snapshot.
+    cluster->storage.watch.said.text[0] = '\0';
+    cairn_storage_watch_doubt(&cluster->storage.watch);
+}
+
+/* ---- at the start ---- */
+
+static void name_owner(const struct cairn_cluster *cluster, struct cairn_storage_owner *owner)
+{
+    struct utsname host;
+    *owner = (struct cairn_storage_owner) { .store = cairn_store_meta(cluster->store)->identity };
+    snprintf(owner->who, sizeof owner->who, "cluster %.100s, coordinator at %.64s",
+             cluster->options->name, uname(&host) == 0 ? host.nodename : "a host without a name");
+}
+
+/* Takes a folder that is another cluster's, because the operator says so (snapshots.foreign). */
+static cairn_status take_over(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    const struct cairn_storage_owner *owner = &cluster->storage.watch.owner;
+    const char *path = cluster->storage.path;
+    const cairn_status seen = cairn_storage_seen(path, cluster->storage.token, owner, why);
+    if (seen != CAIRN_ERR_EXISTS) return CAIRN_OK; // ours; or the watch will say what is wrong
+    cairn_log_warn("%s: this one takes it, as snapshots.foreign says", why->text);
+    cairn_cluster_event_note(cluster, CAIRN_EVENT_STORAGE, NULL, NULL,
+                             "%s: this one has taken it, as snapshots.foreign says", why->text);
+    return cairn_storage_take(path, cluster->storage.token, owner, why);
+}
+
+/* A path leads to another place where nothing is mounted; what a storage makes of its own names does not, and
+ * has no token. */
+static bool is_path(const char *location)
+{
+    return cairn_storage_of(location) == &cairn_storage_folder;
+}
+
+static cairn_status make_root(const char *location, struct cairn_sentence *why)
+{
+    return is_path(location) ? cairn_durable_folder(location, CAIRN_SNAPSHOT_FOLDER_MODE, why)
+                             : cairn_storage_of(location)->make(location, "", false, why);
+}
+
+/* The token of a folder that the store does not remember; 0: without it the shards are not asked, and what
+ * is wrong with the folder shows at the first snapshot. */
+static cairn_status begin_with(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    const char *path = cluster->storage.path;
+    struct cairn_sentence no_mark;
+    if (!is_path(path)) return CAIRN_OK;
+    if (cairn_storage_mark(path, &cluster->storage.watch.owner, &cluster->storage.token,
+                           &no_mark) != CAIRN_OK) {
+        cairn_log_warn("whether the shards see the snapshots' storage is not known: %s",
+                       no_mark.text);
+        return CAIRN_OK;
+    }
+    struct cairn_sentence other;
+    if (cluster->options->snapshots_foreign && take_over(cluster, why) != CAIRN_OK)
+        return CAIRN_ERR_IO;
+    if (!cairn_storage_is_used(path) || cairn_cluster_storage_seen(cluster, &other) != CAIRN_OK)
+        return CAIRN_OK;
+    cluster->storage.remembered = true;
+    const struct cairn_stored_meta row = { .storage = cluster->storage.token };
+    return cairn_store_write(cluster->store, CAIRN_STORE_STORAGE, &row, 1, why);
+}
+
+cairn_status cairn_cluster_storage_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    const char *path = cluster->options->snapshots_path;
+    cluster->storage.watch = (struct cairn_storage_watch) { .judge = judge_storage,
+                                                            .on_said = on_said,
+                                                            .context = cluster };
+    name_owner(cluster, &cluster->storage.watch.owner);
+    cluster->storage.store = cluster->storage.watch.owner.store;
+    cluster->storage.token = cairn_store_meta(cluster->store)->storage;
+    cluster->storage.remembered = cluster->storage.token != 0;
+    cairn_status status = cluster->storage.remembered ? CAIRN_OK : make_root(path, why);
+    if (status == CAIRN_OK)
+        status = cairn_storage_of(path)->resolve(path, &cluster->storage.path, why);
+    if (status == CAIRN_OK && !cluster->storage.remembered)
+        status = begin_with(cluster, why);
+    else if (status == CAIRN_OK && cluster->options->snapshots_foreign)
+        status = take_over(cluster, why);
+    if (status == CAIRN_OK)
+        status = cairn_storage_watch_open(&cluster->storage.watch, cluster->loop, why);
+    if (status == CAIRN_OK)
+        cairn_storage_watch_told(&cluster->storage.watch, cluster->storage.path,
+                                 cluster->storage.token);
+    return status;
+}

@@ -1,0 +1,860 @@
+/* The reduce groups of a job: when they are formed, what is kept and shown of them. See round.h. */
+#include "server/coordinator/round.h"
+
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/fabric/fabric.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/job.h"
+
+/* ---- lifetime ---- */
+
+static void release_formed(struct cairn_cluster_groups *groups)
+{
+    for (uint32_t g = 0; groups->names != NULL && g < groups->now.group_count; g++)
+        free(groups->names[g]);
+    free(groups->names);
+    free(groups->members);
+    free(groups->relays);
+    free(groups->relay_of);
+    free(groups->opened);
+    cairn_groups_plan_release(&groups->plan);
+    groups->names = NULL;
+    groups->members = groups->opened = NULL;
+    groups->relays = NULL;
+    groups->relay_of = NULL;
+}
+
+void cairn_cluster_groups_free(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_groups *groups = job->groups;
+    if (groups == NULL) return;
+    release_formed(groups);
+    cairn_rank_groups_release(&groups->now);
+    cairn_rank_groups_release(&groups->before);
+    free(groups->knows);
+    free(groups->may_relay);
+    free(groups);
+    job->groups = NULL;
+}
+
+/* The job's groups, made if there are none; NULL: no memory. */
+static struct cairn_cluster_groups *groups_of(struct cairn_cluster_job *job)
+{
+    if (job->groups != NULL) return job->groups;
+    job->groups = calloc(1, sizeof *job->groups);
+    if (job->groups == NULL) return NULL;
+    job->groups->knows = calloc(job->shard_room, sizeof *job->groups->knows);
+    job->groups->may_relay = calloc(job->shard_room, sizeof *job->groups->may_relay);
+    if (job->groups->knows == NULL || job->groups->may_relay == NULL)
+        cairn_cluster_groups_free(job);
+    return job->groups;
+}
+
+cairn_status cairn_cluster_groups_doubt(struct cairn_cluster_job *job)
+{
+    if (job->spec.reduce_groups != CAIRN_GROUPS_HOST) return CAIRN_OK;
+    const struct cairn_cluster_groups *groups = groups_of(job);
+    if (groups == NULL) return CAIRN_ERR_NO_MEMORY;
+    CAIRN_EACH_SHARD (job, i) groups->may_relay[i] = true;
+    return CAIRN_OK;
+}
+
+/* ---- in words ---- */
+
+/* "2 (ranks 0-3 by s0; ranks 4,6 by s1, s2; ranks 5,7 alone)"; without relays "... (ranks 0-3; ranks
+ * 4-7)". */
+static void describe(const struct cairn_cluster_groups *groups, struct cairn_sentence *out)
+{
+    const struct cairn_rank_groups *now = &groups->now;
+    if (now->group_count == 0) {
+        cairn_sentence_set(out, "none, because %s", groups->off.text);
+        return;
+    }
+    cairn_sentence_set(out, "%" PRIu32 " (", now->group_count);
+    for (uint32_t g = 0; g < now->group_count; g++) {
+        const char *name = groups->names != NULL ? groups->names[g] : NULL;
+        uint32_t count;
+        const uint32_t *ranks = cairn_rank_groups_at(now, g, &count);
+        cairn_sentence_add(out, "%srank%s ", g > 0 ? "; " : "", count == 1 ? "" : "s");
+        cairn_ranks_add_text(ranks, count, out);
+        if (name != NULL) cairn_sentence_add(out, " by %s", name);
+    }
+    cairn_sentence_add(out, ")");
+}
+
+/* Logs the groups when they change, because the bits of a step depend on them. `same`: the sums
+ * stay the same. */
+static void log_change(struct cairn_cluster_job *job, uint64_t round, bool same)
+{
+    struct cairn_cluster_groups *groups = job->groups;
+    struct cairn_sentence now = { "" };
+    describe(groups, &now);
+    if (strcmp(now.text, groups->told.text) == 0) return;
+    if (groups->told.text[0] == '\0')
+        cairn_log_info("job %s: reduce groups of round %" PRIu64 ": %s", job->spec.name, round,
+                       now.text);
+    else
+        cairn_log_info("job %s: reduce groups from round %" PRIu64 " on: %s; before: %s%s",
+                       job->spec.name, round, cairn_sentence_brief(now.text, 900).text,
+                       cairn_sentence_brief(groups->told.text, 900).text,
+                       same ? "; the sums are the same"
+                            : "; gradients are added up in another order");
+    groups->told = now;
+}
+
+/* ---- who there is ---- */
+
+struct hosts {
+    char (*names)[CAIRN_FABRIC_HOST_BYTES]; /* owned: [count], "" where there is none */
+    const char **list;                      /* owned: [count] */
+};
+
+static bool hosts_init(struct hosts *hosts, uint32_t count)
+{
+    hosts->names = calloc((size_t)count + 1, sizeof *hosts->names);
+    hosts->list = calloc((size_t)count + 1, sizeof *hosts->list);
+    for (uint32_t i = 0; hosts->names != NULL && hosts->list != NULL && i < count; i++)
+        hosts->list[i] = hosts->names[i];
+    return hosts->names != NULL && hosts->list != NULL;
+}
+
+static void hosts_release(struct hosts *hosts)
+{
+    free(hosts->names);
+    free(hosts->list);
+}
+
+static void find_host(struct hosts *hosts, uint32_t at, const uint8_t *address, size_t bytes)
+{
+    if (!cairn_fabric_address_host(address, bytes, hosts->names[at], sizeof hosts->names[at]))
+        hosts->names[at][0] = '\0';
+}
+
+static int by_id(const void *a, const void *b)
+{
+    const uint64_t x = (*(struct cairn_cluster_member *const *)a)->id;
+    const uint64_t y = (*(struct cairn_cluster_member *const *)b)->id;
+    return (x > y) - (x < y);
+}
+
+/* The job's members by id, the caller's; NULL: no memory. */
+static struct cairn_cluster_member **sort_members(const struct cairn_cluster_job *job,
+                                                  size_t *count_out)
+{
+    struct cairn_cluster_member **sorted = calloc((size_t)job->members.count + 1, sizeof *sorted);
+    size_t count = 0;
+    if (sorted == NULL) return NULL;
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        sorted[count++] = m;
+    qsort(sorted, count, sizeof *sorted, by_id);
+    *count_out = count;
+    return sorted;
+}
+
+/* Ranks and hosts of the contributors; one that is not there is alone. */
+static bool look_up(const struct cairn_cluster_job *job, const uint64_t *members, uint32_t count,
+                    struct hosts *hosts, uint32_t *ranks)
+{
+    size_t sorted_count;
+    struct cairn_cluster_member **sorted = sort_members(job, &sorted_count);
+    if (sorted == NULL) return false;
+    for (uint32_t i = 0; i < count; i++) {
+        struct cairn_cluster_member wanted = { .id = members[i] }, *key = &wanted;
+        struct cairn_cluster_member **found = bsearch(&key, sorted, sorted_count, sizeof *sorted,
+                                                      by_id);
+        if (found == NULL) continue;
+        const struct cairn_cluster_session *session = (*found)->session;
+        ranks[i] = (*found)->rank;
+        find_host(hosts, i, session->fabric_address, session->fabric_address_bytes);
+    }
+    free(sorted);
+    return true;
+}
+
+/* ---- forming ---- */
+
+/* The groups that a round is to be opened with, before they are the job's. */
+struct formed {
+    struct cairn_groups_plan plan;
+    uint32_t *ranks; /* [worker_count] */
+};
+
+static void set_off(struct cairn_cluster_job *job, struct cairn_sentence *off)
+{
+    if (job->tiles.world != 0)
+        cairn_sentence_set(off, CAIRN_GROUPS_NOT_OF_TILES);
+    else
+        cairn_sentence_set(off, "%s", job->groups->refused.text);
+}
+
+static cairn_status form(struct cairn_cluster_job *job, const uint64_t *members, uint32_t count,
+                         struct formed *out)
+{
+    const uint32_t shard_count = job->layout->shard_count;
+    struct hosts workers = { NULL, NULL }, shards = { NULL, NULL };
+    struct cairn_sentence off = { "" };
+    uint32_t *ranks = calloc((size_t)count + 1, sizeof *ranks);
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (ranks != NULL && hosts_init(&workers, count) && hosts_init(&shards, shard_count) &&
+        look_up(job, members, count, &workers, ranks)) {
+        set_off(job, &off);
+        CAIRN_EACH_SHARD (job, i) {
+            const struct cairn_cluster_seat *seat = job->shards[i].seat;
+            if (i >= shard_count) break;
+            if (job->shards[i].up && off.text[0] == '\0')
+                find_host(&shards, i, seat->fabric_address, seat->fabric_address_bytes);
+        }
+        status = cairn_groups_plan_make(workers.list, count, shards.list, shard_count, &out->plan);
+    }
+    hosts_release(&workers);
+    hosts_release(&shards);
+    out->ranks = status == CAIRN_OK ? ranks : NULL;
+    if (status != CAIRN_OK) free(ranks);
+    return status;
+}
+
+/* The plan, by ranks; none if nobody relays. */
+static cairn_status list_ranks(const struct formed *formed, struct cairn_rank_groups *out)
+{
+    const struct cairn_groups_plan *plan = &formed->plan;
+    if (plan->relay_count == 0) return cairn_rank_groups_init(out, 0, 0);
+    cairn_status status = cairn_rank_groups_init(out, plan->worker_count, plan->group_count);
+    if (status != CAIRN_OK) return status;
+    for (uint32_t w = 0; w < plan->worker_count; w++) out->ends[plan->group_of[w]]++;
+    for (uint32_t g = 1; g < plan->group_count; g++) out->ends[g] += out->ends[g - 1];
+    // From the last on, each behind the place of its group is taken, so that every end becomes a beginning.
+    for (uint32_t w = plan->worker_count; w-- > 0;)
+        out->ranks[--out->ends[plan->group_of[w]]] = formed->ranks[w];
+    for (uint32_t g = 0; g + 1 < plan->group_count; g++) out->ends[g] = out->ends[g + 1];
+    out->ends[plan->group_count - 1] = plan->worker_count;
+    return CAIRN_OK;
+}
+
+static char *name_group(const struct cairn_cluster_job *job, const struct cairn_groups_plan *plan,
+                        uint32_t group)
+{
+    struct cairn_sentence name = { "" };
+    for (uint32_t r = group == 0 ? 0 : plan->ends[group - 1]; r < plan->ends[group]; r++)
+        cairn_sentence_add(&name, "%s%s", name.text[0] != '\0' ? ", " : "",
+                           job->shards[plan->relays[r]].seat->name);
+    return name.text[0] != '\0' ? strdup(name.text) : NULL;
+}
+
+/* The memory of what is formed, empty. */
+static bool make_room(const struct cairn_cluster_job *job, const struct formed *formed,
+                      const uint64_t *members, struct cairn_cluster_groups *into)
+{
+    const struct cairn_groups_plan *plan = &formed->plan;
+    into->members = calloc((size_t)plan->worker_count + 1, sizeof *into->members);
+    into->opened = calloc((size_t)plan->group_count + 1, sizeof *into->opened);
+    into->relays = calloc((size_t)plan->relay_count + 1, sizeof *into->relays);
+    into->relay_of = calloc(job->shard_room, sizeof *into->relay_of);
+    into->names = calloc((size_t)plan->group_count + 1, sizeof *into->names);
+    if (into->members == NULL || into->opened == NULL || into->relays == NULL ||
+        into->relay_of == NULL || into->names == NULL)
+        return false;
+    memcpy(into->members, members, plan->worker_count * sizeof *members);
+    CAIRN_EACH_SHARD (job, i) into->relay_of[i] = CAIRN_GROUPS_ALONE;
+    for (uint32_t g = 0, r = 0; g < plan->group_count; g++) {
+        for (; r < plan->ends[g]; r++) {
+            into->relays[r] = (struct cairn_group_relay) { .shard = plan->relays[r], .group = g };
+            into->relay_of[plan->relays[r]] = r;
+        }
+    }
+    return list_ranks(formed, &into->now) == CAIRN_OK;
+}
+
+static void keep_before(struct cairn_cluster_groups *groups)
+{
+    if (groups->made_step) {
+        cairn_rank_groups_release(&groups->before);
+        groups->before = groups->now;
+    } else {
+        cairn_rank_groups_release(&groups->now);
+    }
+    groups->now = (struct cairn_rank_groups) { NULL, NULL, 0, 0 };
+    groups->made_step = false;
+}
+
+/* Makes the groups that were formed the job's; the job takes all that `formed` and `room` own. */
+static void take(struct cairn_cluster_job *job, uint64_t round, struct formed *formed,
+                 struct cairn_cluster_groups *room)
+{
+    struct cairn_cluster_groups *groups = job->groups;
+    const bool same = cairn_rank_groups_equal(&groups->now, &room->now);
+    release_formed(groups);
+    keep_before(groups);
+    groups->members = room->members;
+    groups->opened = room->opened;
+    groups->relays = room->relays;
+    groups->relay_of = room->relay_of;
+    groups->names = room->names;
+    groups->now = room->now;
+    groups->plan = formed->plan;
+    groups->off.text[0] = '\0';
+    if (groups->plan.relay_count == 0) {
+        set_off(job, &groups->off);
+        if (groups->off.text[0] == '\0')
+            cairn_sentence_set(&groups->off, "no host has two contributors and a shard of the job");
+    }
+    for (uint32_t g = 0; g < groups->now.group_count; g++)
+        groups->names[g] = name_group(job, &groups->plan, g);
+    log_change(job, round, same);
+}
+
+static bool all_know(const struct cairn_cluster_job *job)
+{
+    CAIRN_EACH_SHARD (job, i)
+        if (cairn_cluster_job_in_force(job, i) && !job->groups->knows[i]) return false;
+    return true;
+}
+
+static bool same_members(const struct cairn_cluster_groups *groups, const uint64_t *members,
+                         uint32_t count)
+{
+    return groups->members != NULL && groups->plan.worker_count == count &&
+           memcmp(groups->members, members, count * sizeof *members) == 0;
+}
+
+/* No memory: the round is opened without groups, and the next one tries again. */
+static void give_up(struct cairn_cluster_job *job, uint64_t round)
+{
+    struct cairn_cluster_groups *groups = job->groups;
+    cairn_cluster_groups_take_back(job);
+    release_formed(groups);
+    keep_before(groups);
+    cairn_sentence_set(&groups->off, "the coordinator is out of memory");
+    log_change(job, round, false);
+}
+
+static void form_anew(struct cairn_cluster_job *job, uint64_t round, const uint64_t *members,
+                      uint32_t count)
+{
+    struct cairn_cluster_groups *groups = job->groups;
+    struct cairn_cluster_groups room = { .members = NULL };
+    struct formed formed = { .ranks = NULL };
+    if (form(job, members, count, &formed) != CAIRN_OK) {
+        give_up(job, round);
+        return;
+    }
+    if (same_members(groups, members, count) && all_know(job) &&
+        cairn_groups_plan_equal(&groups->plan, &formed.plan)) {
+        cairn_groups_plan_release(&formed.plan);
+    } else if (make_room(job, &formed, members, &room)) {
+        cairn_cluster_groups_take_back(job);
+        take(job, round, &formed, &room);
+        cairn_cluster_groups_tell(job);
+    } else {
+        release_formed(&room);
+        cairn_groups_plan_release(&formed.plan);
+        give_up(job, round);
+    }
+    free(formed.ranks);
+}
+
+bool cairn_cluster_groups_open(struct cairn_cluster_job *job, uint64_t round,
+                               const uint64_t *members, uint32_t member_count)
+{
+    const bool tiled = job->tiles.world != 0;
+    if (job->spec.reduce_groups != CAIRN_GROUPS_HOST) return false;
+    struct cairn_cluster_groups *groups = groups_of(job);
+    if (groups == NULL) {
+        cairn_log_error("job %s: no memory for its reduce groups; round %" PRIu64 " has none",
+                        job->spec.name, round);
+        return false;
+    }
+    const bool same = same_members(groups, members, member_count);
+    if (!same) groups->refused.text[0] = '\0';
+    if (!same || groups->stale || groups->tiled != tiled) {
+        groups->tiled = tiled;
+        groups->stale = false;
+        form_anew(job, round, members, member_count);
+        if (groups->stale) { // refused already, for lack of memory
+            groups->stale = false;
+            form_anew(job, round, members, member_count);
+        }
+    }
+    return groups->plan.relay_count > 0;
+}
+
+void cairn_cluster_groups_stepped(struct cairn_cluster_job *job)
+{
+    if (job->groups != NULL) job->groups->made_step = true;
+}
+
+void cairn_cluster_groups_fill(const struct cairn_cluster_job *job, uint32_t shard,
+                               Cairn__RoundOpen *open)
+{
+    const struct cairn_cluster_groups *groups = job->groups;
+    const uint32_t own = groups->relay_of[shard];
+    for (uint32_t g = 0; g < groups->plan.group_count; g++) {
+        const uint32_t relay = cairn_groups_relay_of(&groups->plan, g, shard);
+        groups->opened[g] = relay == CAIRN_GROUPS_ALONE ? groups->members[groups->plan.first[g]]
+                                                        : groups->relays[relay].number;
+    }
+    open->members = groups->opened;
+    open->n_members = groups->plan.group_count;
+    open->relay = own == CAIRN_GROUPS_ALONE ? 0 : groups->relays[own].number;
+}
+
+/* ---- what happens ---- */
+
+void cairn_cluster_groups_member_gone(struct cairn_cluster_job *job)
+{
+    if (job->groups == NULL) return;
+    job->groups->stale = true;
+    job->groups->refused.text[0] = '\0';
+}
+
+void cairn_cluster_groups_shard_gone(struct cairn_cluster_job *job, uint32_t shard)
+{
+    if (job->groups == NULL) return;
+    job->groups->knows[shard] = false;
+    cairn_cluster_groups_member_gone(job);
+}
+
+void cairn_cluster_groups_forget(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_groups *groups = job->groups;
+    if (groups == NULL) return;
+    release_formed(groups);
+    if (!groups->made_step) { // the version is theirs who made the last one
+        cairn_rank_groups_release(&groups->now);
+        groups->now = groups->before;
+        groups->before = (struct cairn_rank_groups) { NULL, NULL, 0, 0 };
+    }
+    cairn_rank_groups_release(&groups->before);
+    groups->made_step = true;
+    memset(groups->knows, 0, job->shard_room * sizeof *groups->knows);
+    memset(groups->may_relay, 0, job->shard_room * sizeof *groups->may_relay);
+}
+
+void cairn_cluster_groups_forget_told(struct cairn_cluster_job *job)
+{
+    if (job->groups == NULL) return;
+    cairn_cluster_groups_take_back(job);
+    cairn_cluster_groups_forget(job);
+}
+
+cairn_status cairn_cluster_groups_restored(struct cairn_cluster_job *job,
+                                           const struct cairn_rank_groups *recorded)
+{
+    if (job->spec.reduce_groups != CAIRN_GROUPS_HOST || recorded->group_count == 0) return CAIRN_OK;
+    struct cairn_cluster_groups *groups = groups_of(job);
+    if (groups == NULL) return CAIRN_ERR_NO_MEMORY;
+    const cairn_status status = cairn_rank_groups_copy(recorded, &groups->now);
+    groups->made_step = true;
+    if (status == CAIRN_OK) describe(groups, &groups->told);
+    return status;
+}
+
+static void abandon_round(struct cairn_cluster_job *job, const char *text)
+{
+    if (job->core == NULL || job->rounds.in_event ||
+        cairn_round_stage_of(job->core) != CAIRN_ROUND_OPEN)
+        return;
+    cairn_sentence_set(&job->rounds.epoch_reason, "the reduce groups were given up: %s",
+                       cairn_sentence_brief(text, 900).text);
+    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_ABANDON,
+                                             .member = job->groups->members[0],
+                                             .round = cairn_round_open_round(job->core) };
+    cairn_cluster_job_event(job, &event);
+}
+
+bool cairn_cluster_groups_fault(struct cairn_cluster_job *job, uint64_t member, const char *text)
+{
+    struct cairn_cluster_groups *groups = job->groups;
+    if (groups == NULL) return false;
+    for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
+        const struct cairn_group_relay *relay = &groups->relays[r];
+        if (relay->number != member) continue;
+        if (!all_know(job)) return true; // a shard is or was away: all is told anew
+        cairn_log_warn("job %s: no reduce groups until somebody comes or goes: relay %s: %s",
+                       job->spec.name, job->shards[relay->shard].seat->name, text);
+        cairn_sentence_set(&groups->refused, "relay %s failed: %.900s",
+                           job->shards[relay->shard].seat->name, text);
+        groups->stale = true;
+        abandon_round(job, text);
+        return true;
+    }
+    return false;
+}
+
+/* ---- what there is ---- */
+
+void cairn_cluster_groups_show(const struct cairn_cluster_job *job, struct cairn_groups_view *view,
+                               Cairn__JobStatus *out)
+{
+    static const char no_tiles[] = CAIRN_GROUPS_NOT_OF_TILES;
+    const struct cairn_cluster_groups *groups = job->groups;
+    if (job->tiles.world != 0) out->reduce_groups_off = (char *)(uintptr_t)no_tiles;
+    if (groups == NULL || job->tiles.world != 0) return;
+    out->reduce_groups_off = (char *)(uintptr_t)groups->off.text;
+    out->reduce_group_count = groups->now.group_count;
+    out->reduce_groups = view->list;
+    for (uint32_t g = 0; g < groups->now.group_count && g < CAIRN_GROUPS_SHOWN; g++) {
+        Cairn__ReduceGroup *to = &view->groups[g];
+        uint32_t count;
+        cairn__reduce_group__init(to);
+        to->ranks = (uint32_t *)(uintptr_t)cairn_rank_groups_at(&groups->now, g, &count);
+        to->n_ranks = count;
+        if (groups->names != NULL && groups->names[g] != NULL) to->host = groups->names[g];
+        view->list[out->n_reduce_groups++] = to;
+    }
+}
+
+cairn_status cairn_cluster_groups_record(const struct cairn_cluster_job *job,
+                                         struct cairn_rank_groups *out)
+{
+    const struct cairn_cluster_groups *groups = job->groups;
+    if (groups == NULL) return CAIRN_OK;
+    return cairn_rank_groups_copy(groups->made_step ? &groups->now : &groups->before, out);
+}
+
+/* ==== groups form ==== */
+
+/* Who is grouped with whom, and which relay serves which owner: plain data in, plain data out. */
+
+/* A worker or a shard on its host. */
+struct place {
+    const char *host;
+    uint32_t index;
+    bool is_shard;
+};
+
+/* By host; the workers of a host, by rank, before its shards, by index. */
+static int by_host(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+    const int order = strcmp(x->host, y->host);
+    if (order != 0) return order;
+    if (x->is_shard != y->is_shard) return x->is_shard ? 1 : -1;
+    return (x->index > y->index) - (x->index < y->index);
+}
+
+static size_t add_places(struct place *places, size_t at, const char *const *hosts, uint32_t count,
+                         bool is_shard)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (hosts[i][0] == '\0') continue;
+        places[at++] = (struct place) { hosts[i], i, is_shard };
+    }
+    return at;
+}
+
+/* The places of one host: [first, shards) are its workers, [shards, end) its shards. */
+struct run {
+    size_t first, shards, end;
+};
+
+static struct run run_at(const struct place *places, size_t count, size_t first)
+{
+    struct run run = { first, first, first };
+    while (run.end < count && strcmp(places[run.end].host, places[first].host) == 0) {
+        if (!places[run.end].is_shard) run.shards++;
+        run.end++;
+    }
+    return run;
+}
+
+/* Which place of the sorted list begins the host of each worker that is grouped; else NO_RUN. */
+#define NO_RUN SIZE_MAX
+static void mark_runs(const struct place *places, size_t count, size_t *run_of, uint32_t workers)
+{
+    for (uint32_t w = 0; w < workers; w++) run_of[w] = NO_RUN;
+    for (size_t i = 0; i < count;) {
+        const struct run run = run_at(places, count, i);
+        const bool grouped = run.shards - run.first >= 2 && run.end > run.shards;
+        for (size_t p = run.first; grouped && p < run.shards; p++)
+            run_of[places[p].index] = run.first;
+        i = run.end;
+    }
+}
+
+static void add_group(struct cairn_groups_plan *plan, uint32_t worker)
+{
+    plan->first[plan->group_count] = worker;
+    plan->group_of[worker] = plan->group_count++;
+}
+
+/* Workers come by rank, so a group gets its number from its least. */
+static void number_groups(struct cairn_groups_plan *plan, const struct place *places, size_t count,
+                          const size_t *run_of)
+{
+    for (uint32_t w = 0; w < plan->worker_count; w++) {
+        if (run_of[w] != NO_RUN && places[run_of[w]].index != w) {
+            plan->group_of[w] = plan->group_of[places[run_of[w]].index];
+            continue;
+        }
+        add_group(plan, w);
+        if (run_of[w] != NO_RUN) {
+            const struct run run = run_at(places, count, run_of[w]);
+            for (size_t p = run.shards; p < run.end; p++)
+                plan->relays[plan->relay_count++] = places[p].index;
+        }
+        plan->ends[plan->group_count - 1] = plan->relay_count;
+    }
+}
+
+cairn_status cairn_groups_plan_make(const char *const *worker_hosts, uint32_t worker_count,
+                                    const char *const *shard_hosts, uint32_t shard_count,
+                                    struct cairn_groups_plan *plan_out)
+{
+    struct cairn_groups_plan plan = {
+        .group_of = calloc((size_t)worker_count + 1, sizeof *plan.group_of),
+        .first = calloc((size_t)worker_count + 1, sizeof *plan.first),
+        .relays = calloc((size_t)shard_count + 1, sizeof *plan.relays),
+        .ends = calloc((size_t)worker_count + 1, sizeof *plan.ends),
+        .worker_count = worker_count,
+    };
+    struct place *places = calloc((size_t)worker_count + shard_count + 1, sizeof *places);
+    size_t *run_of = calloc((size_t)worker_count + 1, sizeof *run_of);
+    const bool room = plan.group_of != NULL && plan.first != NULL && plan.relays != NULL &&
+                      plan.ends != NULL && places != NULL && run_of != NULL;
+    if (room) {
+        size_t count = add_places(places, 0, worker_hosts, worker_count, false);
+        count = add_places(places, count, shard_hosts, shard_count, true);
+        qsort(places, count, sizeof *places, by_host);
+        mark_runs(places, count, run_of, worker_count);
+        number_groups(&plan, places, count, run_of);
+        *plan_out = plan;
+    } else {
+        cairn_groups_plan_release(&plan);
+    }
+    free(places);
+    free(run_of);
+    return room ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+void cairn_groups_plan_release(struct cairn_groups_plan *plan)
+{
+    free(plan->group_of);
+    free(plan->first);
+    free(plan->relays);
+    free(plan->ends);
+    *plan = (struct cairn_groups_plan) { .group_of = NULL };
+}
+
+static bool same(const uint32_t *a, const uint32_t *b, uint32_t count)
+{
+    return count == 0 || memcmp(a, b, count * sizeof *a) == 0;
+}
+
+bool cairn_groups_plan_equal(const struct cairn_groups_plan *a, const struct cairn_groups_plan *b)
+{
+    return a->worker_count == b->worker_count && a->group_count == b->group_count &&
+           a->relay_count == b->relay_count && same(a->group_of, b->group_of, a->worker_count) &&
+           same(a->relays, b->relays, a->relay_count) && same(a->ends, b->ends, a->group_count);
+}
+
+uint32_t cairn_groups_relay_of(const struct cairn_groups_plan *plan, uint32_t group, uint32_t owner)
+{
+    const uint32_t first = group == 0 ? 0 : plan->ends[group - 1];
+    const uint32_t count = plan->ends[group] - first;
+    if (count == 0) return CAIRN_GROUPS_ALONE;
+    for (uint32_t i = 0; i < count; i++)
+        if (plan->relays[first + i] == owner) return first + i;
+    return first + owner % count;
+}
+
+/* ==== groups tell ==== */
+
+/* Tells shards of reduce groups, and takes that back. */
+
+/* NULL: it is away, and forgets. */
+static struct cairn_cluster_session *session_of(const struct cairn_cluster_job *job, uint32_t shard)
+{
+    const struct cairn_cluster_job_shard *s = &job->shards[shard];
+    return s->up && s->seat->session != NULL && !s->seat->session->closing ? s->seat->session
+                                                                           : NULL;
+}
+
+static bool serves(const struct cairn_cluster_groups *groups, uint32_t relay, uint32_t owner)
+{
+    return cairn_groups_relay_of(&groups->plan, groups->relays[relay].group, owner) == relay;
+}
+
+/* ---- what a shard answers ---- */
+
+/* A MemberJoin or a RelaySet; about the relay's number. Told anew when a shard that went away is back. */
+static void on_told(struct cairn_cluster_job *job, const void *about, cairn_status status,
+                    const char *why)
+{
+    if (status != CAIRN_OK && status != CAIRN_ERR_CLOSED)
+        (void)cairn_cluster_groups_fault(job, *(const uint64_t *)about, why);
+}
+
+/* A question to the shard, of that relay. The request to ask it with; 0: it cannot be asked. */
+static uint32_t ask(struct cairn_cluster_job *job, uint32_t shard, uint64_t number,
+                    struct cairn_cluster_gather **gather_out)
+{
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_told, &number,
+                                                                        sizeof number);
+    if (gather == NULL) {
+        (void)cairn_cluster_groups_fault(job, number, "the coordinator is out of memory");
+        return 0;
+    }
+    *gather_out = gather;
+    return cairn_cluster_gather_ask(gather, job->shards[shard].seat);
+}
+
+/* ---- members of the owners ---- */
+
+/* "relay s0 (ranks 0-3)" */
+static void name_relay(const struct cairn_cluster_job *job, const struct cairn_group_relay *relay,
+                       struct cairn_sentence *out)
+{
+    uint32_t count;
+    const uint32_t *ranks = cairn_rank_groups_at(&job->groups->now, relay->group, &count);
+    cairn_sentence_set(out, "relay %s (ranks ", job->shards[relay->shard].seat->name);
+    cairn_ranks_add_text(ranks, count, out);
+    cairn_sentence_add(out, ")");
+}
+
+static void join_at(struct cairn_cluster_job *job, const struct cairn_group_relay *relay,
+                    uint32_t owner, char *name)
+{
+    struct cairn_cluster_session *session = session_of(job, owner);
+    const struct cairn_cluster_seat *seat = job->shards[relay->shard].seat;
+    if (session == NULL) return;
+    struct cairn_cluster_gather *gather = NULL;
+    const uint32_t request = ask(job, owner, relay->number, &gather);
+    if (gather == NULL) return;
+    Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
+    join.job = job->id;
+    join.member = relay->number;
+    join.token = relay->token;
+    join.rank = *cairn_rank_groups_at(&job->groups->now, relay->group, &(uint32_t) { 0 });
+    join.role = CAIRN_ROLE_WIRE_WORKER;
+    join.relay = true;
+    join.name = name;
+    join.fabric_address = (ProtobufCBinaryData) { seat->fabric_address_bytes,
+                                                  seat->fabric_address };
+    cairn_cluster_session_send(session, CAIRN_MSG_MEMBER_JOIN, request, &join.base);
+    cairn_cluster_gather_start(gather);
+}
+
+static void leave_at(struct cairn_cluster_job *job, uint64_t number, uint32_t owner)
+{
+    struct cairn_cluster_session *session = session_of(job, owner);
+    Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
+    if (session == NULL || !job->groups->knows[owner]) return;
+    leave.job = job->id;
+    leave.member = number;
+    cairn_cluster_session_send(session, CAIRN_MSG_MEMBER_LEAVE, 0, &leave.base);
+}
+
+/* ---- relays ---- */
+
+/* No relay any more, if it may be one. */
+static void release_relay(struct cairn_cluster_job *job, uint32_t shard)
+{
+    struct cairn_cluster_session *session = session_of(job, shard);
+    Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
+    if (session == NULL || !job->groups->may_relay[shard]) return;
+    set.job = job->id;
+    cairn_cluster_session_send(session, CAIRN_MSG_RELAY_SET, 0, &set.base);
+    job->groups->may_relay[shard] = false;
+}
+
+/* The workers of the relay's group, by rank. Returns how many. */
+static size_t list_workers(const struct cairn_cluster_groups *groups, uint32_t group, uint64_t *out)
+{
+    size_t count = 0;
+    for (uint32_t w = 0; w < groups->plan.worker_count; w++)
+        if (groups->plan.group_of[w] == group) out[count++] = groups->members[w];
+    return count;
+}
+
+static size_t list_owners(const struct cairn_cluster_job *job, uint32_t relay,
+                          const struct cairn_cluster_shard_infos *infos, Cairn__ShardInfo **out)
+{
+    size_t count = 0;
+    CAIRN_EACH_SHARD (job, i)
+        if (serves(job->groups, relay, i)) out[count++] = &infos->infos[i];
+    return count;
+}
+
+static void send_relay(struct cairn_cluster_job *job, uint32_t shard, const Cairn__RelaySet *set)
+{
+    struct cairn_cluster_gather *gather = NULL;
+    const uint32_t request = ask(job, shard, set->relay, &gather);
+    if (gather == NULL) return;
+    cairn_cluster_session_send(session_of(job, shard), CAIRN_MSG_RELAY_SET, request, &set->base);
+    cairn_cluster_gather_start(gather);
+    job->groups->may_relay[shard] = true;
+}
+
+static void set_relay(struct cairn_cluster_job *job, uint32_t relay,
+                      const struct cairn_cluster_shard_infos *infos)
+{
+    const struct cairn_cluster_groups *groups = job->groups;
+    const struct cairn_group_relay *r = &groups->relays[relay];
+    Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
+    if (session_of(job, r->shard) == NULL) return;
+    uint64_t *members = calloc(groups->plan.worker_count, sizeof *members);
+    Cairn__ShardInfo **owners = calloc(job->shard_count, sizeof *owners);
+    if (members != NULL && owners != NULL) {
+        set.job = job->id;
+        set.relay = r->number;
+        set.token = r->token;
+        set.members = members;
+        set.n_members = list_workers(groups, r->group, members);
+        set.owners = owners;
+        set.n_owners = list_owners(job, relay, infos, owners);
+        send_relay(job, r->shard, &set);
+    } else {
+        (void)cairn_cluster_groups_fault(job, r->number, "the coordinator is out of memory");
+    }
+    free(members);
+    free(owners);
+}
+
+/* ---- all of it ---- */
+
+void cairn_cluster_groups_take_back(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_groups *groups = job->groups;
+    for (uint32_t r = 0; r < groups->plan.relay_count; r++)
+        CAIRN_EACH_SHARD (job, i)
+            if (serves(groups, r, i)) leave_at(job, groups->relays[r].number, i);
+}
+
+static void tell_owners(struct cairn_cluster_job *job, uint32_t relay)
+{
+    struct cairn_sentence name;
+    name_relay(job, &job->groups->relays[relay], &name);
+    name.text[CAIRN_NAME_MAX] = '\0';
+    CAIRN_EACH_SHARD (job, i)
+        if (serves(job->groups, relay, i)) join_at(job, &job->groups->relays[relay], i, name.text);
+}
+
+void cairn_cluster_groups_tell(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_groups *groups = job->groups;
+    struct cairn_cluster_shard_infos infos;
+    CAIRN_EACH_SHARD (job, i) {
+        if (groups->relay_of[i] == CAIRN_GROUPS_ALONE) release_relay(job, i);
+        groups->knows[i] = session_of(job, i) != NULL;
+    }
+    if (groups->plan.relay_count == 0) return;
+    if (!cairn_cluster_shard_infos_init(&infos, job, job->layout->shard_count)) {
+        (void)cairn_cluster_groups_fault(job, groups->relays[0].number,
+                                         "the coordinator is out of memory");
+        return;
+    }
+    for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
+        // They are drawn, not counted: an incarnation before this one may have given any.
+        randombytes_buf(&groups->relays[r].number, sizeof groups->relays[r].number);
+        randombytes_buf(&groups->relays[r].token, sizeof groups->relays[r].token);
+        groups->relays[r].number |= 1; // never 0
+        tell_owners(job, r);
+    }
+    for (uint32_t r = 0; r < groups->plan.relay_count; r++) set_relay(job, r, &infos);
+    cairn_cluster_shard_infos_release(&infos);
+}

@@ -1,0 +1,935 @@
+/* Jobs are made, found again after a start, and dropped. */
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/plan/plan.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/spec/optimizer.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/round.h"
+#include "server/coordinator/snapshot.h"
+#include "server/coordinator/store.h"
+
+static void free_body(void *arg)
+{
+    struct cairn_cluster_job *job = arg;
+    cairn_spec_release(&job->spec);
+    cairn_layout_close(job->layout);
+    cairn_packed_release(job->planned.spec);
+    cairn_packed_release(job->planned.layout);
+    free(job->planned.shard_bytes);
+    free(job->shards);
+    free(job->init.payload);
+    free(job);
+}
+
+void cairn_cluster_job_free(struct cairn_cluster_job *job)
+{
+    while (job->members.list != NULL) cairn_cluster_member_free(job->members.list);
+    cairn_cluster_relapses_release(job);
+    cairn_cluster_job_core_close(job);
+    cairn_cluster_groups_free(job);
+    cairn_cluster_tiles_release(job);
+    cairn_cluster_extension_release(job);
+    cairn_cluster_park_release(job);
+    cairn_cluster_reshard_release(job);
+    cairn_cluster_amending_free(job->amends.amending);
+    cairn_cluster_waiters_fail(&job->amends.waiters, CAIRN_ERR_CLOSED,
+                               "the job is another one now");
+    cairn_cluster_free_by(job->cluster, free_body, job,
+                          job->planned.spec != NULL ? job->planned.spec->size : 0);
+}
+
+static void forget(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster *cluster = job->cluster;
+    CAIRN_EACH_SHARD (job, i) cairn_cluster_job_send_drop(cluster, job->shards[i].seat, job->id);
+    cairn_cluster_job_unlink(job);
+    cairn_cluster_job_free(job);
+    cairn_cluster_openings_advance(cluster);
+}
+
+static void on_part_dropped(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    if (saved->status != CAIRN_OK)
+        cairn_log_error("job %s: %s", job->spec.name, saved->why);
+    else
+        cairn_cluster_dropped_add(job->cluster, job->id);
+    forget(job);
+}
+
+void cairn_cluster_job_drop(struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why;
+    job->state = CAIRN_CLUSTER_JOB_CREATING;
+    job->dropping = true;
+    cairn_cluster_job_core_close(job);
+    cairn_cluster_reshard_close(job);
+    if (!job->stored || cairn_cluster_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_part_dropped,
+                                               &why) != CAIRN_OK)
+        forget(job);
+}
+
+/* ---- the shards of a new one ---- */
+
+/* Once for each layout: of a million tensors it takes 0.1 s. NULL: no memory. */
+static const uint64_t *count_shard_bytes(struct cairn_cluster_job *job)
+{
+    uint64_t *bytes = job->planned.shard_bytes;
+    if (bytes != NULL) return bytes;
+    bytes = calloc((size_t)job->layout->shard_count + 1, sizeof *bytes);
+    if (bytes == NULL) return NULL;
+    for (size_t e = 0; e < job->layout->extent_count; e++) {
+        const struct cairn_extent *extent = &job->layout->extents[e];
+        bytes[extent->shard] += cairn_plan_extent_bytes(&job->spec, job->layout, extent);
+    }
+    job->planned.shard_bytes = bytes;
+    return bytes;
+}
+
+/* Bytes of state that other jobs have planned onto each seat, whether they are there yet or not. */
+static bool weigh_seats(const struct cairn_cluster_job *body)
+{
+    for (struct cairn_cluster_seat *s = body->cluster->seats; s != NULL; s = s->next)
+        s->planned_bytes = 0;
+    for (struct cairn_cluster_job *j = body->cluster->jobs; j != NULL; j = j->next) {
+        if (strcmp(j->spec.name, body->spec.name) == 0) continue; // it is replaced by a restore
+        const uint64_t *bytes = count_shard_bytes(j);
+        if (bytes == NULL) return false;
+        for (uint32_t i = 0; i < j->layout->shard_count; i++)
+            if (bytes[i] > 0) j->shards[i].seat->planned_bytes += bytes[i];
+    }
+    return true;
+}
+
+/* The one that the job can lie on, then the one that can save and load snapshots, then the less loaded. */
+static bool is_better(const struct cairn_cluster_seat *a, const struct cairn_cluster_seat *b,
+                      const struct cairn_job_spec_data *spec)
+{
+    const bool a_fits = cairn_cluster_seat_fits(a, spec), b_fits = cairn_cluster_seat_fits(b, spec);
+    if (a_fits != b_fits) return a_fits;
+    const bool a_sees = a->storage.text[0] == '\0', b_sees = b->storage.text[0] == '\0';
+    return a_sees != b_sees ? a_sees : a->planned_bytes < b->planned_bytes;
+}
+
+/* Seats that are up for a job that is being planned: those that have the snapshots' storage, of these the
+ * least loaded ones, by name where they are equal. A new job comes to an unfit one, too, where there is no
+ * other, and is refused there with what is wrong; one that is restored waits.
+ * CAIRN_ERR_NOT_READY: there are not so many. CAIRN_ERR_NO_MEMORY. */
+static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_count,
+                                  bool restores)
+{
+    struct cairn_cluster_seat *seats[CAIRN_SEATS_MAX];
+    uint32_t count = 0;
+    if (!cairn_cluster_job_shards_init(job, shard_count + CAIRN_JOB_JOINS_MAX) || !weigh_seats(job))
+        return CAIRN_ERR_NO_MEMORY;
+    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+        const bool takes = restores ? cairn_cluster_seat_fits(s, &job->spec)
+                                    : cairn_cluster_seat_stays(s) && !cairn_cluster_seat_apart(s);
+        if (!takes || count == CAIRN_SEATS_MAX) continue;
+        uint32_t place = count++;
+        for (; place > 0 && is_better(s, seats[place - 1], &job->spec); place--)
+            seats[place] = seats[place - 1];
+        seats[place] = s;
+    }
+    for (uint32_t i = 0; i < shard_count && i < count; i++)
+        cairn_cluster_job_set_seat(job, i, seats[i]);
+    return count >= shard_count ? CAIRN_OK : CAIRN_ERR_NOT_READY;
+}
+
+/* ---- making one ---- */
+
+static cairn_status plan_layout(struct cairn_cluster_job *job, uint32_t shard_count)
+{
+    struct cairn_plan_report report;
+    const cairn_status status = cairn_plan_job(&job->spec, shard_count, &job->layout, &report);
+    if (status != CAIRN_OK) return status;
+    job->planned.heaviest_over_mean = report.heaviest_over_mean;
+    job->planned.layout = cairn_packed_layout(job->layout);
+    return job->planned.layout != NULL && count_shard_bytes(job) != NULL ? CAIRN_OK
+                                                                         : CAIRN_ERR_NO_MEMORY;
+}
+
+cairn_status cairn_cluster_judge_packed(const char *job, const struct cairn_packed *packed,
+                                        struct cairn_sentence *why)
+{
+    if (packed->size <= CAIRN_PAGED_BYTES_MAX) return CAIRN_OK;
+    return cairn_fail(
+        why, CAIRN_ERR_INVALID,
+        "the list of tensors of job %s, or its layout, would take %zu bytes: at most %" PRIu64
+        " can be sent",
+        job, packed->size, CAIRN_PAGED_BYTES_MAX);
+}
+
+static uint32_t count_wanted(struct cairn_cluster *cluster, const struct cairn_job_spec_data *spec,
+                             const char *name, bool all)
+{
+    const struct cairn_cluster_job *before = cairn_cluster_job_find(cluster, name);
+    const uint32_t least = before == NULL ? (uint32_t)cluster->options->shards
+                                          : cairn_cluster_recovery_shards(before);
+    const uint32_t here = cairn_cluster_seats_staying(cluster, spec, true);
+    return all && here > least ? here : least;
+}
+
+/* Who opens the job later does not have to say where it began: it is taken for a former spec. */
+static cairn_status begin_at_first_step(struct cairn_cluster_job *job)
+{
+    uint8_t hash[32];
+    const uint64_t first_step = job->spec.first_step;
+    if (first_step == 0) return CAIRN_OK;
+    job->base_step = first_step;
+    job->spec.first_step = 0;
+    const cairn_status status = cairn_spec_hash(&job->spec, hash);
+    job->spec.first_step = first_step;
+    return status != CAIRN_OK || cairn_spec_was(&job->spec, hash)
+               ? status
+               : cairn_spec_add_former(&job->spec, hash);
+}
+
+static struct cairn_cluster_job *new_job(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_job *job = calloc(1, sizeof *job);
+    if (job == NULL) return NULL;
+    job->cluster = cluster;
+    job->state = CAIRN_CLUSTER_JOB_CREATING;
+    job->generation = 1;
+    cairn_spec_init(&job->spec);
+    randombytes_buf(&job->id, sizeof job->id);
+    job->id |= 1; // never 0
+    return job;
+}
+
+/* Makes all of a job but its shards, from its spec. This takes long for many tensors, so it may
+ * run on any thread. */
+static cairn_status plan_body(struct cairn_cluster_job *job, uint32_t shard_count,
+                              struct cairn_sentence *why)
+{
+    cairn_status status = cairn_cluster_missed_begin(&job->spec, &job->init.payload,
+                                                     &job->init.payload_bytes, why);
+    if (status != CAIRN_OK) return status;
+    status = begin_at_first_step(job);
+    if (status == CAIRN_OK) {
+        job->planned.spec = cairn_packed_spec(&job->spec);
+        if (job->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
+    }
+    if (status == CAIRN_OK) status = plan_layout(job, shard_count);
+    if (status == CAIRN_OK) {
+        status = cairn_cluster_terms_make(&job->spec, &job->rounds.terms, why);
+        if (status != CAIRN_OK) return status;
+    }
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "planning job %s: %s", job->spec.name,
+                          cairn_status_text((int)status));
+    return cairn_cluster_judge_packed(job->spec.name, job->planned.layout, why);
+}
+
+/* CAIRN_ERR_NOT_READY: shards went meanwhile. */
+static cairn_status seat_body(struct cairn_cluster_job *job, uint32_t shard_count, bool restores,
+                              struct cairn_sentence *why)
+{
+    const cairn_status status = choose_shards(job, shard_count, restores);
+    if (status == CAIRN_ERR_NOT_READY) {
+        const uint32_t up = cairn_cluster_seats_up(job->cluster),
+                       fit = cairn_cluster_seats_staying(job->cluster, &job->spec, false);
+        cairn_sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count,
+                           up);
+        if (fit < up)
+            cairn_sentence_add(why,
+                               ", of which %" PRIu32 " can take a part of the job: `cairn "
+                               "cluster status` says what is with the others",
+                               fit);
+        return status;
+    }
+    return status == CAIRN_OK ? status : cairn_fail(why, status, "no memory to plan a job");
+}
+
+bool cairn_cluster_draft_open(struct cairn_cluster_draft *draft, struct cairn_cluster *cluster,
+                              const struct cairn_job_spec_data *spec)
+{
+    draft->job = new_job(cluster);
+    draft->shard_count = count_wanted(cluster, spec, spec->name, true);
+    return draft->job != NULL;
+}
+
+cairn_status cairn_cluster_draft_plan(struct cairn_cluster_draft *draft,
+                                      const struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why)
+{
+    const cairn_status status = cairn_spec_copy(spec, &draft->job->spec);
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "planning job %s: %s", spec->name,
+                          cairn_status_text((int)status));
+    draft->shard_count = cairn_plan_job_shards(spec, draft->shard_count);
+    return plan_body(draft->job, draft->shard_count, why);
+}
+
+cairn_status cairn_cluster_draft_take(struct cairn_cluster_draft *draft,
+                                      struct cairn_cluster_job **job_out,
+                                      struct cairn_sentence *why)
+{
+    const cairn_status status = seat_body(draft->job, draft->shard_count, true, why);
+    if (status != CAIRN_OK) return status;
+    *job_out = draft->job;
+    draft->job = NULL;
+    return CAIRN_OK;
+}
+
+void cairn_cluster_draft_close(struct cairn_cluster_draft *draft)
+{
+    if (draft->job != NULL) cairn_cluster_job_free(draft->job);
+    draft->job = NULL;
+}
+
+void cairn_cluster_job_ask_create(const struct cairn_cluster_job *job,
+                                  const struct cairn_cluster_job_load *load, uint32_t shard,
+                                  struct cairn_cluster_seat *seat, struct cairn_packed *layout,
+                                  struct cairn_cluster_gather *gather)
+{
+    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    if (request == 0) return;
+    Cairn__Decision last = CAIRN__DECISION__INIT;
+    Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
+    create.job = job->id;
+    create.generation = load->version.generation;
+    create.step = load->version.step;
+    create.epoch = job->epoch;
+    create.spec_bytes = job->planned.spec->size;
+    create.layout_bytes = layout->size;
+    create.shard_index = shard;
+    create.extend = load->extend;
+    create.joins = load->joins;
+    create.digest = load->digest;
+    create.member_max = (uint32_t)job->cluster->options->workers_max;
+    create.snapshot_path = (char *)(uintptr_t)(load->snapshot_path != NULL ? load->snapshot_path
+                                                                           : "");
+    if (load->last != NULL) {
+        cairn_cluster_decision_to_message(load->last, &last);
+        create.last = &last;
+    }
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
+    cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, layout);
+}
+
+void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
+                                   const struct cairn_cluster_job_load *load,
+                                   struct cairn_cluster_gather *gather)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        struct cairn_cluster_job_shard *s = &job->shards[i];
+        if (s->seat->session != NULL) {
+            s->incarnation = s->seat->incarnation;
+            s->revision = job->spec.revision;
+        }
+        cairn_cluster_job_ask_create(job, load, i, s->seat, job->planned.layout, gather);
+    }
+}
+
+cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
+                                            struct cairn_sentence *why)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        const struct cairn_cluster_job_shard *s = &job->shards[i];
+        if (s->seat->incarnation == s->incarnation) continue;
+        return cairn_fail(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part",
+                          s->seat->name);
+    }
+    return CAIRN_OK;
+}
+
+/* A job that nobody puts is sealed as soon as its shards are there. */
+static void begin_itself(struct cairn_cluster_job *job)
+{
+    job->init.seal_wanted = cairn_spec_initializes_itself(&job->spec);
+    cairn_cluster_job_try_seal(job);
+}
+
+static void creation_failed(struct cairn_cluster_job *job, cairn_status status, const char *text)
+{
+    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text);
+    // A shard that went away: the openers wait for the next one.
+    if (status != CAIRN_ERR_CLOSED)
+        cairn_cluster_job_openers_fail(job->cluster, job->spec.name, status, text);
+    cairn_cluster_job_drop(job);
+}
+
+/* Durable: it is a job, if its shards are still the same. */
+static void on_stored(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct cairn_sentence why;
+    cairn_status status = saved->status;
+    if (job == NULL || job->dropping) return;
+    cairn_sentence_set(&why, "%s", saved->why);
+    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK) {
+        job->state = CAIRN_CLUSTER_JOB_INITIALIZING;
+        status = cairn_cluster_job_core_open(job, &why);
+    }
+    if (status != CAIRN_OK) {
+        creation_failed(job, status, why.text);
+        return;
+    }
+    cairn_cluster_terms_tell_all(job);
+    begin_itself(job);
+    cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
+                   job->spec.name, job->spec.tensor_count, job->layout->shard_count,
+                   job->planned.heaviest_over_mean);
+    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, job->made_by,
+                             "%zu tensors over %" PRIu32 " shards", job->spec.tensor_count,
+                             job->layout->shard_count);
+    cairn_cluster_openings_advance(saved->cluster);
+}
+
+static void on_created(struct cairn_cluster_job *job, const void *about, cairn_status status,
+                       const char *text)
+{
+    struct cairn_sentence why;
+    (void)about;
+    if (job->dropping) return;
+    cairn_sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
+    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK)
+        status = cairn_cluster_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
+    if (status != CAIRN_OK) creation_failed(job, status, why.text);
+}
+
+/* The plan is there: shards make room for the job. */
+static cairn_status begin_creation(struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const struct cairn_decision last = { .kind = CAIRN_DECISION_NONE,
+                                         .version_after = { job->generation, job->base_step },
+                                         .payload = job->init.payload,
+                                         .payload_bytes = job->init.payload_bytes };
+    const struct cairn_cluster_job_load load = { .version = last.version_after,
+                                                 .last = last.payload_bytes > 0 ? &last : NULL };
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_created, NULL, 0);
+    if (gather == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    cairn_cluster_job_send_create(job, &load, gather);
+    cairn_cluster_job_link(job);
+    cairn_cluster_gather_start(gather);
+    return CAIRN_OK;
+}
+
+/* ---- planning, on a thread ---- */
+
+struct cairn_cluster_plan {
+    struct cairn_cluster_work work;
+    struct cairn_cluster_plan *next; /* of the cluster's */
+    char *name;                      /* owned */
+    struct cairn_packed *packed;     /* held */
+    struct cairn_cluster_job *job;   /* owned, in no list */
+    uint32_t shard_count;
+    cairn_status status;
+    struct cairn_sentence why;
+};
+
+bool cairn_cluster_job_planning(const struct cairn_cluster *cluster, const char *name)
+{
+    const struct cairn_cluster_plan *plan = cluster->openings.plans;
+    while (plan != NULL && strcmp(plan->name, name) != 0) plan = plan->next;
+    return plan != NULL;
+}
+
+static void run_plan(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_plan *plan = (struct cairn_cluster_plan *)work;
+    const struct cairn_packed *packed = plan->packed;
+    struct cairn_job_spec_data spec;
+    plan->status = cairn_spec_unpack(packed->bytes, packed->size, cairn_optimizer_names(), &spec,
+                                     &plan->why);
+    if (plan->status != CAIRN_OK) return;
+    plan->job->spec = spec;
+    plan->shard_count = cairn_plan_job_shards(&spec, plan->shard_count);
+    plan->status = plan_body(plan->job, plan->shard_count, &plan->why);
+}
+
+static void plan_free(struct cairn_cluster_plan *plan)
+{
+    if (plan->job != NULL) cairn_cluster_job_free(plan->job);
+    cairn_packed_release(plan->packed);
+    free(plan->name);
+    free(plan);
+}
+
+static void done_plan(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_plan *plan = (struct cairn_cluster_plan *)work;
+    struct cairn_cluster *cluster = work->cluster;
+    struct cairn_sentence why = plan->why;
+    cairn_status status = plan->status;
+    struct cairn_cluster_plan **at = &cluster->openings.plans;
+    while (*at != plan) at = &(*at)->next;
+    *at = plan->next;
+    if (!cluster->closing && cairn_cluster_job_find(cluster, plan->name) == NULL) {
+        if (status == CAIRN_OK) status = seat_body(plan->job, plan->shard_count, false, &why);
+        if (status == CAIRN_OK) status = begin_creation(plan->job, &why);
+        if (status == CAIRN_OK) plan->job = NULL; // it is the cluster's
+        // A shard went meanwhile: the openers wait for the next one.
+        if (status != CAIRN_OK && cairn_cluster_seats_up(cluster) >= plan->shard_count)
+            cairn_cluster_job_openers_fail(cluster, plan->name, status, why.text);
+    }
+    plan_free(plan);
+    if (!cluster->closing) cairn_cluster_openings_advance(cluster);
+}
+
+static cairn_status begin_plan(struct cairn_cluster *cluster, const char *name, uint64_t generation,
+                               struct cairn_packed *packed, const char *maker)
+{
+    struct cairn_cluster_plan *plan = calloc(1, sizeof *plan);
+    if (plan == NULL) return CAIRN_ERR_NO_MEMORY;
+    plan->work.run = run_plan;
+    plan->work.done = done_plan;
+    plan->packed = cairn_packed_hold(packed);
+    plan->name = strdup(name);
+    plan->job = new_job(cluster);
+    plan->shard_count = count_wanted(cluster, NULL, name, false);
+    if (plan->name == NULL || plan->job == NULL) {
+        plan_free(plan);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    snprintf(plan->job->made_by, sizeof plan->job->made_by, "worker %s", maker);
+    plan->job->generation = generation;
+    if (generation > 1) plan->job->origin = (struct cairn_origin) { generation, { 0, 0 } };
+    plan->next = cluster->openings.plans;
+    cluster->openings.plans = plan;
+    if (cairn_cluster_work_do(&plan->work, cluster, NULL, 0, packed->size)) return CAIRN_OK;
+    cluster->openings.plans = plan->next;
+    plan_free(plan);
+    return CAIRN_ERR_NO_MEMORY;
+}
+
+cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
+                                      const struct cairn_job_spec_data *spec, uint64_t generation,
+                                      struct cairn_packed *packed, const char *maker,
+                                      struct cairn_sentence *why)
+{
+    const cairn_status usable = cairn_spec_check_usable(spec, why);
+    if (usable != CAIRN_OK) return usable;
+    size_t count = 0;
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) count++;
+    for (const struct cairn_cluster_plan *p = cluster->openings.plans; p != NULL; p = p->next)
+        count++;
+    if (count >= CAIRN_JOBS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "there are %zu jobs, which are the most; `cairn job drop` takes one away",
+                          count);
+    }
+    const cairn_status status = begin_plan(cluster, spec->name, generation, packed, maker);
+    return status == CAIRN_OK ? status
+                              : cairn_fail(why, status, "the coordinator is out of memory");
+}
+
+/* ---- what the store knows ---- */
+
+/* The shards of the layout, and behind them those that a re-sharding is to bring. */
+static cairn_status fill_seats(struct cairn_cluster_job *job, const struct cairn_stored_job *row,
+                               struct cairn_sentence *why)
+{
+    struct cairn_cluster_reshard *reshard = &job->reshard;
+    reshard->running = row->weighed;
+    cairn_cluster_reshard_pace_begin(&reshard->pace, row->pause, 0);
+    reshard->told.state = reshard->running ? CAIRN_RESHARD_MOVING : CAIRN_RESHARD_NONE;
+    reshard->joiners = calloc((size_t)row->shard_count + 1, sizeof *reshard->joiners);
+    if (reshard->joiners == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    for (uint32_t i = 0; i < row->shard_count; i++) {
+        const bool is_hole = row->shards[i].name[0] == '\0';
+        const double weight = row->shards[i].weight;
+        struct cairn_cluster_seat *seat =
+            is_hole ? NULL : cairn_cluster_seat_get(job->cluster, row->shards[i].name);
+        if (seat == NULL && !is_hole) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (i >= job->layout->shard_count) {
+            if (seat != NULL && reshard->running)
+                reshard->joiners[reshard->joiner_count++] =
+                    (struct cairn_cluster_joiner) { seat, weight };
+            continue;
+        }
+        cairn_cluster_job_set_seat(job, i, seat);
+        job->shards[i].weight = weight;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_stored_job *row,
+                             struct cairn_sentence *why)
+{
+    struct cairn_sentence reason = { "" };
+    cairn_status status = cairn_spec_unpack(row->spec, row->spec_bytes, cairn_optimizer_names(),
+                                            &job->spec, &reason);
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "the stored spec of job %s: %s", row->name, reason.text);
+    job->planned.spec = cairn_packed_copy(row->spec, row->spec_bytes);
+    job->planned.layout = cairn_packed_copy(row->layout, row->layout_bytes);
+    status = CAIRN_ERR_NO_MEMORY;
+    if (job->planned.spec != NULL && job->planned.layout != NULL &&
+        cairn_cluster_job_shards_init(job, row->shard_count + CAIRN_JOB_JOINS_MAX))
+        status = cairn_plan_job_decode(&job->spec, row->layout, row->layout_bytes, &job->layout);
+    if (status == CAIRN_OK && row->layout_before_bytes > 0)
+        status = cairn_cluster_layouts_load(job, row);
+    if (status != CAIRN_OK) {
+        return cairn_fail(why, status, "the stored layout of job %s: %s", row->name,
+                          cairn_status_text((int)status));
+    }
+    job->layouts.at = (struct cairn_version) { row->layout_at_generation, row->layout_at_step };
+    if (job->layout->shard_count > row->shard_count) {
+        return cairn_fail(why, CAIRN_ERR_CORRUPT,
+                          "job %s is stored with %" PRIu32 " shards and a layout of %" PRIu32,
+                          row->name, row->shard_count, job->layout->shard_count);
+    }
+    return fill_seats(job, row, why);
+}
+
+cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
+                                    const struct cairn_stored_job *row, struct cairn_sentence *why)
+{
+    struct cairn_cluster_job *job = calloc(1, sizeof *job);
+    if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cairn_spec_init(&job->spec);
+    job->cluster = cluster;
+    job->id = row->id;
+    job->generation = row->generation;
+    job->reserved.generation = row->generation_reserved;
+    job->epoch = row->epoch;
+    job->reserved.round = row->round_reserved;
+    job->base_step = row->base_step;
+    job->origin = row->origin;
+    job->initialized = row->initialized;
+    job->version_unknown = row->initialized;
+    job->stored = true;
+    job->state = row->initialized ? CAIRN_CLUSTER_JOB_RUNNING : CAIRN_CLUSTER_JOB_INITIALIZING;
+    cairn_sentence_set(&job->rounds.epoch_reason, "the coordinator was started again");
+    cairn_status status = fill_job(job, row, why);
+    if (status == CAIRN_OK) status = cairn_cluster_groups_doubt(job);
+    if (status == CAIRN_OK) status = cairn_cluster_job_core_open(job, why);
+    if (status != CAIRN_OK) {
+        cairn_cluster_job_free(job);
+        return status;
+    }
+    job->init.seal_wanted = !job->initialized && cairn_spec_initializes_itself(&job->spec);
+    cairn_cluster_job_link(job);
+    cairn_log_info("job %s: generation %" PRIu64 ", epoch %" PRIu64 ", waiting for %" PRIu32
+                   " shard%s",
+                   job->spec.name, job->generation, job->epoch, job->seat_count,
+                   job->seat_count == 1 ? "" : "s");
+    return CAIRN_OK;
+}
+
+static cairn_status load_job(void *context, const void *row, struct cairn_sentence *why)
+{
+    return cairn_cluster_job_load(context, row, why);
+}
+
+cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    return cairn_store_each(cluster->store, CAIRN_STORED_JOBS, load_job, cluster, why);
+}
+
+/* ==== drop ==== */
+
+/* A job is dropped by the operator's word: out of the store first, then off its shards. */
+
+#define NAMED_MAX 4 /* members in a refusal */
+
+/* A job being dropped: the answer that the asker gets when the shards have given the memory
+ * back. */
+struct cairn_cluster_drop {
+    struct cairn_cluster *cluster;
+    struct cairn_cluster_waiter *waiter;
+    struct cairn_cluster_drop *next; /* of the cluster's list */
+    Cairn__JobRemoved removed;
+    uint64_t job; /* its id */
+    /* owned */
+    char *name;
+    char **away; /* [removed.n_away] */
+};
+
+static void free_drop(struct cairn_cluster_drop *drop)
+{
+    struct cairn_cluster_drop **at = &drop->cluster->drops;
+    while (*at != NULL && *at != drop) at = &(*at)->next;
+    if (*at == drop) *at = drop->next;
+    cairn_cluster_waiters_release(&drop->waiter);
+    for (size_t i = 0; i < drop->removed.n_away; i++) free(drop->away[i]);
+    free(drop->away);
+    free(drop->name);
+    free(drop);
+}
+
+void cairn_cluster_drops_forget(struct cairn_cluster *cluster,
+                                const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_drop *d = cluster->drops; d != NULL; d = d->next)
+        cairn_cluster_waiters_forget(&d->waiter, session);
+}
+
+void cairn_cluster_drops_close(struct cairn_cluster *cluster)
+{
+    while (cluster->drops != NULL) free_drop(cluster->drops);
+}
+
+/* The job is gone whatever the shards say: one whose connection was lost meanwhile drops its part later. */
+static void on_job_dropped(void *context, cairn_status status, const char *text)
+{
+    struct cairn_cluster_drop *drop = context;
+    if (!drop->cluster->closing) {
+        if (status != CAIRN_OK) cairn_log_warn("job %s was dropped, but: %s", drop->name, text);
+        drop->removed.note = (char *)(uintptr_t)(status == CAIRN_OK ? "" : text);
+        cairn_cluster_waiters_answer(&drop->waiter, CAIRN_MSG_JOB_REMOVED, &drop->removed.base);
+    }
+    free_drop(drop);
+}
+
+/* ---- may it be? ---- */
+
+static cairn_status refuse_members(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    uint32_t named = 0;
+    cairn_sentence_set(why, "job %s is in use: ", job->spec.name);
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL && named < NAMED_MAX;
+         m = m->next_of_job)
+        cairn_sentence_add(why, "%s%s %.60s", named++ == 0 ? "" : ", ", cairn_role_name(m->role),
+                           m->session->name);
+    if (job->members.count > named)
+        cairn_sentence_add(why, " and %" PRIu32 " more", job->members.count - named);
+    cairn_sentence_add(why, "; end them, or force it (--force, CAIRN_DROP_FORCE)");
+    return CAIRN_ERR_BUSY;
+}
+
+static cairn_status judge(struct cairn_cluster_job *job, bool force, struct cairn_sentence *why)
+{
+    if (force && job->snapshots.cut != NULL)
+        cairn_cluster_cut_abort(job, "the job is to be dropped");
+    if (job->snapshots.cut != NULL) return cairn_cluster_cut_refuse(job, why);
+    if (job->extension.body != NULL || job->amends.amending != NULL ||
+        job->state == CAIRN_CLUSTER_JOB_CREATING)
+        return cairn_fail(
+            why, CAIRN_ERR_BUSY,
+            "job %s is being made, amended or restored: ask again when that has ended",
+            job->spec.name);
+    if (job->loss.behind)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s", job->spec.name,
+                          job->loss.why.text);
+    if (job->members.list != NULL && !force) return refuse_members(job, why);
+    return CAIRN_OK;
+}
+
+/* ---- it is ---- */
+
+static struct cairn_cluster_drop *new_drop(const struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_drop *drop = calloc(1, sizeof *drop);
+    if (drop == NULL) return NULL;
+    const struct cairn_version version = cairn_cluster_job_version(job);
+    drop->cluster = job->cluster;
+    drop->job = job->id;
+    drop->next = job->cluster->drops;
+    job->cluster->drops = drop;
+    cairn__job_removed__init(&drop->removed);
+    drop->name = strdup(job->spec.name);
+    drop->away = calloc(job->seat_count + 1, sizeof *drop->away);
+    if (drop->name == NULL || drop->away == NULL) {
+        free_drop(drop);
+        return NULL;
+    }
+    drop->removed.name = drop->name;
+    drop->removed.away = drop->away;
+    drop->removed.generation = version.generation;
+    drop->removed.step = version.step;
+    drop->removed.version_unknown = job->version_unknown;
+    return drop;
+}
+
+static void ask_shards(struct cairn_cluster_drop *drop, const struct cairn_cluster_job *job,
+                       struct cairn_cluster_gather *gather)
+{
+    Cairn__JobDrop message = CAIRN__JOB_DROP__INIT;
+    message.job = job->id;
+    CAIRN_EACH_SHARD (job, i) {
+        struct cairn_cluster_seat *seat = job->shards[i].seat;
+        if (!cairn_cluster_seat_obeys(seat)) {
+            char *name = strdup(seat->name);
+            if (name != NULL) drop->away[drop->removed.n_away++] = name;
+            continue;
+        }
+        if (cairn_cluster_gather_send(gather, seat, CAIRN_MSG_JOB_DROP, &message.base) != 0)
+            drop->removed.shards++;
+    }
+}
+
+/* It is in no store any more, and leaves its shards; or the disk failed, and a coordinator that is started
+ * again has it. */
+static void on_saved(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster *cluster = saved->cluster;
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, saved->job);
+    struct cairn_cluster_drop *drop = cluster->drops;
+    while (drop != NULL && drop->job != saved->job) drop = drop->next;
+    if (drop == NULL || job == NULL) return;
+    struct cairn_cluster_gather *gather = NULL;
+    if (saved->status == CAIRN_OK || saved->status == CAIRN_ERR_NOT_FOUND)
+        gather = cairn_cluster_gather_open(cluster, on_job_dropped, drop);
+    if (gather == NULL) {
+        const char *text = saved->status == CAIRN_OK ? "no memory" : saved->why;
+        job->dropping = false;
+        cairn_cluster_waiters_fail(&drop->waiter, CAIRN_ERR_IO, text);
+        cairn_cluster_job_lose(job, false, "dropping it failed (%s); drop it again", text);
+        free_drop(drop);
+        return;
+    }
+    cairn_cluster_dropped_add(cluster, job->id);
+    cairn_log_info("job %s is dropped at step %" PRIu64, drop->name, drop->removed.step);
+    cairn_cluster_event_note(cluster, CAIRN_EVENT_DROPPED, drop->name, NULL, "at step %" PRIu64,
+                             drop->removed.step);
+    ask_shards(drop, job, gather);
+    cairn_cluster_job_unlink(job);
+    cairn_cluster_job_free(job);
+    cairn_cluster_gather_start(gather);
+    cairn_cluster_openings_advance(cluster);
+}
+
+/* Nobody has it open, and nobody comes. */
+static void stop(struct cairn_cluster_job *job)
+{
+    struct cairn_sentence text, why = { "" };
+    cairn_sentence_set(&text, "job %s was dropped by an operator", job->spec.name);
+    while (job->members.list != NULL)
+        cairn_cluster_member_expel(job->members.list, CAIRN_ERR_CANCELED, text.text);
+    cairn_cluster_job_openers_fail(job->cluster, job->spec.name, CAIRN_ERR_CANCELED, text.text);
+    job->state = CAIRN_CLUSTER_JOB_CREATING;
+    job->dropping = true;
+    cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is dropped");
+    cairn_cluster_job_core_close(job);
+    cairn_cluster_reshard_close(job);
+    struct cairn_cluster_saved saved = { .cluster = job->cluster, .job = job->id };
+    if (job->stored)
+        saved.status = cairn_cluster_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_saved, &why);
+    saved.why = why.text;
+    if (!job->stored || saved.status != CAIRN_OK) on_saved(&saved);
+}
+
+void cairn_cluster_job_remove(struct cairn_cluster_session *session, uint32_t request,
+                              const Cairn__JobRemove *message)
+{
+    struct cairn_sentence why;
+    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, message->name);
+    struct cairn_cluster_drop *drop = NULL;
+    cairn_status status = job == NULL ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
+                                                   "there is no job %.128s; `cairn job list`",
+                                                   message->name)
+                                      : judge(job, message->force, &why);
+    if (status == CAIRN_OK && (drop = new_drop(job)) == NULL)
+        status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (status == CAIRN_OK && !cairn_cluster_waiters_add(&drop->waiter, session, request))
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    if (status == CAIRN_OK) {
+        stop(job);
+        return;
+    }
+    if (drop != NULL) free_drop(drop);
+    cairn_cluster_session_error(session, request, status, why.text);
+}
+
+/* ==== first ==== */
+
+#define LOOK_MS 5000 /* a storage that takes longer hangs */
+
+struct cairn_cluster_first {
+    struct cairn_cluster_work work;   /* first */
+    struct cairn_cluster_first *next; /* of the cluster's list */
+    char job[CAIRN_NAME_MAX + 1];
+    uint64_t begun_ms;
+    bool ended; /* `last` is known, or was given up */
+    bool given_up;
+    /* the thread's, until it has run */
+    uint64_t last;
+    cairn_status status;
+    struct cairn_sentence why;
+};
+
+static void run(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_first *first = (struct cairn_cluster_first *)work;
+    first->status = cairn_cluster_storage_seen(work->cluster, &first->why);
+    if (first->status == CAIRN_OK)
+        first->status = cairn_snapshot_last_generation(work->cluster->storage.path, first->job,
+                                                       &first->last, &first->why);
+}
+
+static void say_unknown(const char *job, const char *why)
+{
+    cairn_log_warn(
+        "job %s begins with generation 1, and snapshots of an older job of that name may "
+        "lie there, which would count as its own: %s",
+        job, why);
+}
+
+static void unlink_first(struct cairn_cluster_first *first)
+{
+    struct cairn_cluster_first **at = &first->work.cluster->firsts;
+    while (*at != NULL && *at != first) at = &(*at)->next;
+    if (*at == first) *at = first->next;
+}
+
+/* Whoever wants the job takes the number now; later another may lie there. */
+static void done(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_first *first = (struct cairn_cluster_first *)work;
+    if (!work->cluster->closing && !first->given_up) {
+        first->ended = true;
+        if (first->status != CAIRN_OK) say_unknown(first->job, first->why.text);
+        if (first->status != CAIRN_OK) first->last = 0;
+        cairn_cluster_openings_advance(work->cluster);
+    }
+    unlink_first(first);
+    free(first);
+}
+
+static void begin(struct cairn_cluster *cluster, const char *job)
+{
+    struct cairn_cluster_first *first = calloc(1, sizeof *first);
+    if (first == NULL) return;
+    snprintf(first->job, sizeof first->job, "%s", job);
+    first->work.run = run;
+    first->work.done = done;
+    first->begun_ms = cairn_cluster_now_ms(cluster);
+    if (!cairn_cluster_work_start(&first->work, cluster, NULL, 0)) {
+        free(first);
+        return;
+    }
+    first->next = cluster->firsts;
+    cluster->firsts = first;
+}
+
+bool cairn_cluster_first_generation(struct cairn_cluster *cluster, const char *job, uint64_t *out)
+{
+    const struct cairn_cluster_first *first = cluster->firsts;
+    while (first != NULL && strcmp(first->job, job) != 0) first = first->next;
+    if (first == NULL) {
+        begin(cluster, job); // without memory: when they are looked at next
+        return false;
+    }
+    if (!first->ended && !first->given_up) return false;
+    *out = first->given_up ? 1 : first->last + 1;
+    return true;
+}
+
+void cairn_cluster_first_tick(struct cairn_cluster *cluster)
+{
+    bool advance = false;
+    for (struct cairn_cluster_first *f = cluster->firsts; f != NULL; f = f->next) {
+        if (f->ended || f->given_up || cairn_cluster_now_ms(cluster) - f->begun_ms < LOOK_MS)
+            continue;
+        f->given_up = advance = true;
+        say_unknown(f->job, "the storage of the snapshots does not answer");
+    }
+    if (advance) cairn_cluster_openings_advance(cluster);
+}

@@ -1,0 +1,987 @@
+#include "server/coordinator/snapshot.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/snapshot_io/snapshot_io.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/restore.h"
+
+/* The snapshots of a job are looked at on another thread, and those go that nothing keeps. */
+struct keeping {
+    struct cairn_cluster_work work;
+    uint64_t number;            /* of the job; 0: it is not in the cluster, and nothing goes */
+    struct cairn_origin origin; /* of the job */
+    struct cairn_retention_rules rules;
+    struct cairn_retention_clock clock; /* when it was begun */
+    bool is_plan;                       /* nothing goes, but is said */
+    cairn_status status;
+    struct cairn_sentence why;
+    /* owned */
+    char *job;
+    struct cairn_cluster_found found;
+    struct cairn_snapshot_words words;
+    struct cairn_retention_item *items; /* [found.count] */
+};
+
+static void free_keeping(struct keeping *keeping)
+{
+    cairn_cluster_found_release(&keeping->found);
+    cairn_snapshot_words_release(&keeping->words);
+    free(keeping->items);
+    free(keeping->job);
+    free(keeping);
+}
+
+/* ---- on another thread ---- */
+
+static bool has_tag(const struct cairn_snapshot_words *words, const char *id)
+{
+    for (size_t i = 0; i < words->tag_count; i++)
+        if (strcmp(words->tags[i].id, id) == 0) return true;
+    return false;
+}
+
+/* A periodic one says whose it is; of one that somebody asked for nobody needs to know. A job that was
+ * dropped and restored has another number, and what it goes back on is its past all the same: it says where
+ * it was restored from, and what lies before that on the way is its own. Where a job says nothing of its
+ * past, only what has its number is. */
+static bool is_others(const struct keeping *keeping, const struct cairn_found_snapshot *f)
+{
+    const uint64_t of = f->manifest.periodic;
+    if (of == 0 || of == keeping->number) return false;
+    return keeping->number == 0 || keeping->origin.generation == 0 || f->is_left;
+}
+
+static struct cairn_retention_item item_of(const struct keeping *keeping,
+                                           const struct cairn_found_snapshot *f)
+{
+    const struct cairn_manifest *m = &f->manifest;
+    const struct cairn_snapshot_check *check = cairn_snapshot_words_check(&keeping->words,
+                                                                          f->place.id);
+    struct cairn_retention_item item = { .created_unix_s = m->created_unix_s, .step = m->step };
+    for (size_t i = 0; i < m->file_count; i++) item.bytes += m->files[i].bytes;
+    item.is_others = is_others(keeping, f);
+    item.is_periodic = m->periodic != 0 && !item.is_others;
+    item.is_tagged = has_tag(&keeping->words, f->place.id);
+    item.is_latest = strcmp(keeping->words.latest, f->place.id) == 0;
+    item.is_damaged = m->nonfinite.nonfinite > 0 || (check != NULL && !check->is_good);
+    item.is_left = f->is_left;
+    item.is_verified = check != NULL && check->is_good;
+    return item;
+}
+
+static void run_sweep(struct cairn_cluster_work *work)
+{
+    struct keeping *k = (struct keeping *)work;
+    k->status = cairn_cluster_find_snapshots(work->cluster, k->job, NULL, &k->found, &k->why);
+    if (k->status == CAIRN_OK)
+        k->status = cairn_snapshot_words_load(work->cluster->storage.path, k->job, &k->words,
+                                              &k->why);
+    if (k->status != CAIRN_OK) return;
+    if (k->number != 0) cairn_find_line(&k->found, &k->origin);
+    k->items = calloc(k->found.count + 1, sizeof *k->items);
+    if (k->items == NULL) {
+        k->status = cairn_fail(&k->why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    for (size_t i = 0; i < k->found.count; i++) k->items[i] = item_of(k, &k->found.list[i]);
+    cairn_retention_judge(&k->rules, &k->clock, k->items, k->found.count);
+}
+
+/* ---- on the loop ---- */
+
+static bool is_committed(const struct keeping *k, const char *id)
+{
+    for (size_t i = 0; i < k->found.count; i++)
+        if (strcmp(k->found.list[i].place.id, id) == 0) return true;
+    return false;
+}
+
+/* Begun for this very job and not committed, or not any more; and nobody writes one now. */
+static bool is_left(const struct keeping *k, const struct cairn_snapshot_begun *begun)
+{
+    const struct cairn_cluster_job *job = cairn_cluster_job_by_id(k->work.cluster, k->number);
+    return job != NULL && job->snapshots.cut == NULL && begun->job == k->number &&
+           !is_committed(k, begun->id) && k->found.count < CAIRN_FOUND_MAX;
+}
+
+static void remove_them(const struct keeping *k)
+{
+    struct cairn_cluster *cluster = k->work.cluster;
+    for (size_t i = 0; i < k->found.count; i++)
+        if (cairn_retention_goes(k->items[i].fate))
+            cairn_cluster_snapshot_retire(cluster, k->job, k->found.list[i].place.id,
+                                          CAIRN_REMOVAL_RETIRED);
+    for (size_t i = 0; i < k->words.begun_count; i++)
+        if (is_left(k, &k->words.begun[i]))
+            cairn_cluster_snapshot_retire(cluster, k->job, k->words.begun[i].id,
+                                          CAIRN_REMOVAL_LEFT);
+}
+
+static void answer(const struct keeping *k)
+{
+    Cairn__SnapshotPruned message = CAIRN__SNAPSHOT_PRUNED__INIT;
+    const size_t most = k->found.count + k->words.begun_count + 1;
+    Cairn__SnapshotFate *fates = calloc(most, sizeof *fates);
+    Cairn__SnapshotFate **list = calloc(most, sizeof *list);
+    for (size_t i = 0; fates != NULL && list != NULL && i < most - 1; i++) {
+        Cairn__SnapshotFate *fate = &fates[message.n_fates];
+        const bool is_found = i < k->found.count;
+        cairn__snapshot_fate__init(fate);
+        if (is_found) {
+            fate->id = k->found.list[i].place.id;
+            fate->step = k->items[i].step;
+            fate->bytes = k->items[i].bytes;
+            fate->created_unix_ms = k->items[i].created_unix_s * 1000;
+            fate->goes = cairn_retention_goes(k->items[i].fate);
+            fate->reason = (char *)(uintptr_t)cairn_retention_reason(k->items[i].fate);
+        } else {
+            const struct cairn_snapshot_begun *begun = &k->words.begun[i - k->found.count];
+            if (!is_left(k, begun)) continue;
+            fate->id = (char *)(uintptr_t)begun->id;
+            fate->goes = true;
+            fate->reason = (char *)(uintptr_t) "a crash left it: half made, or half removed";
+        }
+        list[message.n_fates++] = fate;
+    }
+    message.fates = list;
+    if (fates != NULL && list != NULL)
+        cairn_cluster_session_send(k->work.session, CAIRN_MSG_SNAPSHOT_PRUNED, k->work.request,
+                                   &message.base);
+    else
+        cairn_cluster_session_error(k->work.session, k->work.request, CAIRN_ERR_NO_MEMORY,
+                                    "no memory");
+    free(fates);
+    free(list);
+}
+
+static void on_judged(struct cairn_cluster_work *work)
+{
+    struct keeping *k = (struct keeping *)work;
+    if (k->status != CAIRN_OK) {
+        cairn_log_warn("all snapshots of job %s stay: %s", k->job, k->why.text);
+        if (work->session != NULL)
+            cairn_cluster_session_error(work->session, work->request, k->status, k->why.text);
+    } else {
+        if (work->session != NULL) answer(k);
+        if (!k->is_plan && !work->cluster->closing) remove_them(k);
+    }
+    free_keeping(k);
+}
+
+static struct keeping *new_keeping(struct cairn_cluster *cluster, const char *job)
+{
+    const struct cairn_cluster_job *known = cairn_cluster_job_find(cluster, job);
+    struct keeping *k = calloc(1, sizeof *k);
+    if (k == NULL || (k->job = strdup(job)) == NULL) {
+        free(k);
+        return NULL;
+    }
+    cairn_cluster_clock_look(cluster);
+    k->clock = (struct cairn_retention_clock) { cairn_wall_unix_s(),
+                                                cairn_wall_sound_s(&cluster->clock.wall) };
+    k->work.cluster = cluster;
+    k->work.run = run_sweep;
+    k->work.done = on_judged;
+    if (known == NULL) return k;
+    const struct cairn_policy *policy = &known->spec.policy;
+    k->number = known->id;
+    k->origin = known->origin;
+    k->rules = (struct cairn_retention_rules) { .keep_last = policy->snapshot_keep,
+                                                .keep_every = policy->snapshot_keep_every,
+                                                .keep_within_s = policy->snapshot_keep_within_s,
+                                                .max_bytes = policy->snapshot_max_bytes };
+    return k;
+}
+
+void cairn_cluster_snapshot_keep(struct cairn_cluster *cluster, const char *job)
+{
+    struct keeping *k = new_keeping(cluster, job);
+    if (k == NULL) return; // the next one does it
+    if (!cairn_cluster_work_start(&k->work, cluster, NULL, 0)) free_keeping(k);
+}
+
+void cairn_cluster_snapshot_prune(struct cairn_cluster_session *session, uint32_t request,
+                                  const Cairn__SnapshotPrune *message)
+{
+    struct cairn_sentence why;
+    if (!cairn_job_name_ok(message->job)) {
+        cairn_sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`",
+                           message->job);
+        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID, why.text);
+        return;
+    }
+    struct keeping *k = new_keeping(session->cluster, message->job);
+    if (k != NULL) {
+        k->is_plan = message->plan;
+        if (message->has_rules)
+            k->rules = (struct cairn_retention_rules) { .keep_last = message->keep_last,
+                                                        .keep_every = message->keep_every,
+                                                        .keep_within_s = message->keep_within_s,
+                                                        .max_bytes = message->max_bytes };
+        if (cairn_cluster_work_start(&k->work, session->cluster, session, request)) return;
+        free_keeping(k);
+    }
+    cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
+                                "too many requests wait on this connection");
+}
+
+/* ==== keep words ==== */
+
+/* The words of a job's snapshots, on other threads than the loop's: what was verified, what is latest. */
+
+static pthread_mutex_t one_writer = PTHREAD_MUTEX_INITIALIZER; // of words
+
+void cairn_cluster_snapshot_words_lock(void)
+{
+    pthread_mutex_lock(&one_writer);
+}
+
+void cairn_cluster_snapshot_words_unlock(void)
+{
+    pthread_mutex_unlock(&one_writer);
+}
+
+/* Its results are finite. */
+static bool is_finite(const struct cairn_found_snapshot *found)
+{
+    return found->manifest.nonfinite.nonfinite == 0;
+}
+
+/* It was read and found good, and its results are finite. */
+static bool stands(const struct cairn_found_snapshot *found,
+                   const struct cairn_snapshot_words *words)
+{
+    const struct cairn_snapshot_check *check = cairn_snapshot_words_check(words, found->place.id);
+    return check != NULL && check->is_good && is_finite(found);
+}
+
+/* Nobody has read it yet, and its results are finite. */
+static bool is_unread(const struct cairn_found_snapshot *found,
+                      const struct cairn_snapshot_words *words)
+{
+    return cairn_snapshot_words_check(words, found->place.id) == NULL && is_finite(found);
+}
+
+/* The newest of the job's line that is so, but for this id; NULL: none is. */
+static const char *newest(const struct cairn_cluster_found *found,
+                          const struct cairn_snapshot_words *words, const char *but,
+                          bool (*is_so)(const struct cairn_found_snapshot *found,
+                                        const struct cairn_snapshot_words *words))
+{
+    for (size_t i = 0; i < found->count; i++) {
+        const char *id = found->list[i].place.id;
+        if (strcmp(id, but) != 0 && !found->list[i].is_left && is_so(&found->list[i], words))
+            return id;
+    }
+    return NULL;
+}
+
+/* Both are to be released, whatever it returned. */
+static cairn_status look(const struct cairn_cluster *cluster, const char *job,
+                         struct cairn_cluster_found *found, struct cairn_snapshot_words *words,
+                         struct cairn_sentence *why)
+{
+    *words = (struct cairn_snapshot_words) { .latest = "" };
+    cairn_status status = cairn_cluster_find_snapshots(cluster, job, NULL, found, why);
+    if (status == CAIRN_OK)
+        status = cairn_snapshot_words_load(cluster->storage.path, job, words, why);
+    return status;
+}
+
+static const struct cairn_found_snapshot *listed(const struct cairn_cluster_found *found,
+                                                 const char *id)
+{
+    for (size_t i = 0; i < found->count; i++)
+        if (strcmp(found->list[i].place.id, id) == 0) return &found->list[i];
+    return NULL;
+}
+
+/* `latest` moves to a newer one alone, unless what it names is gone, or the job has turned away from it. */
+static cairn_status move_latest(const struct cairn_cluster *cluster, const char *job,
+                                const char *id, struct cairn_sentence *why)
+{
+    struct cairn_cluster_found found = { .list = NULL };
+    struct cairn_snapshot_words words;
+    cairn_status status = look(cluster, job, &found, &words, why);
+    const struct cairn_found_snapshot *mine = listed(&found, id),
+                                      *latest = listed(&found, words.latest);
+    const bool may = mine != NULL && !mine->is_left && is_finite(mine);
+    const bool stays = may && latest != NULL && !latest->is_left &&
+                       !cairn_snapshot_place_behind(&latest->place, &mine->place);
+    if (status == CAIRN_OK && may && !stays)
+        status = cairn_snapshot_latest_set(cluster->storage.path, job, id, why);
+    cairn_snapshot_words_release(&words);
+    cairn_cluster_found_release(&found);
+    return status;
+}
+
+/* `latest` does not stay on one that is damaged: it goes back to the newest that stands, else to the newest
+ * whose headers alone were read, as it was committed; else it is taken away. */
+static cairn_status leave_damaged(const struct cairn_cluster *cluster, const char *job,
+                                  const char *id, struct cairn_sentence *why)
+{
+    const char *root = cluster->storage.path;
+    struct cairn_cluster_found found = { .list = NULL };
+    struct cairn_snapshot_words words;
+    cairn_status status = look(cluster, job, &found, &words, why);
+    if (status == CAIRN_OK && strcmp(words.latest, id) == 0) {
+        const char *next = newest(&found, &words, id, stands);
+        if (next == NULL) next = newest(&found, &words, id, is_unread);
+        status = next != NULL ? cairn_snapshot_latest_set(root, job, next, why)
+                              : cairn_snapshot_latest_remove(root, job, why);
+        if (status == CAIRN_OK)
+            cairn_log_error(
+                "`latest` of job %s named snapshot %s, which is damaged; it names %s now", job, id,
+                next != NULL ? next : "none: no other one is whole");
+    }
+    cairn_snapshot_words_release(&words);
+    cairn_cluster_found_release(&found);
+    return status;
+}
+
+cairn_status cairn_cluster_snapshot_note_latest(const struct cairn_cluster *cluster,
+                                                const char *job, const char *id,
+                                                struct cairn_sentence *why)
+{
+    pthread_mutex_lock(&one_writer);
+    cairn_status status = cairn_cluster_storage_seen(cluster, why);
+    if (status == CAIRN_OK) status = move_latest(cluster, job, id, why);
+    pthread_mutex_unlock(&one_writer);
+    return status;
+}
+
+cairn_status cairn_cluster_snapshot_note_check(const struct cairn_cluster *cluster, const char *job,
+                                               const char *id, bool is_good,
+                                               struct cairn_sentence *why)
+{
+    const char *root = cluster->storage.path;
+    struct cairn_snapshot_check check = { .is_good = is_good, .unix_s = cairn_wall_unix_s() };
+    strncpy(check.id, id, sizeof check.id - 1);
+    pthread_mutex_lock(&one_writer); // it is not removed now, so that no word of it is left over
+    cairn_status status = cairn_cluster_storage_seen(cluster, why);
+    if (status == CAIRN_OK) status = cairn_snapshot_committed(root, job, id, why);
+    if (status == CAIRN_OK) status = cairn_snapshot_check_set(root, job, &check, why);
+    if (status == CAIRN_OK)
+        status = is_good ? move_latest(cluster, job, id, why)
+                         : leave_damaged(cluster, job, id, why);
+    pthread_mutex_unlock(&one_writer);
+    return status;
+}
+
+/* Nothing but the tags, and the others that are verified, says no. */
+static cairn_status judge_release(const struct cairn_cluster_found *found,
+                                  const struct cairn_snapshot_words *words, const char *job,
+                                  const char *id, enum cairn_removal_cause cause,
+                                  struct cairn_sentence *why)
+{
+    const struct cairn_found_snapshot *it = listed(found, id);
+    for (size_t i = 0; i < words->tag_count; i++)
+        if (strcmp(words->tags[i].id, id) == 0)
+            return cairn_fail(why, CAIRN_ERR_REFUSED,
+                              "snapshot %s of job %s has the tag %s: `cairn snapshot tag %s %s %s "
+                              "--delete` takes it off, --force removes it all the same",
+                              id, job, words->tags[i].name, job, id, words->tags[i].name);
+    if (it == NULL || newest(found, words, id, stands) != NULL) return CAIRN_OK;
+    if (stands(it, words))
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "snapshot %s is the only verified one of job %s: --force removes it "
+                          "all the same",
+                          id, job);
+    return cause == CAIRN_REMOVAL_ASKED
+               ? CAIRN_OK
+               : cairn_fail(why, CAIRN_ERR_REFUSED, "no other one is verified any more");
+}
+
+/* One whose manifest is there and cannot be read is not listed, and was committed all the same. */
+static cairn_status judge_left(const char *root, const char *job, const char *id,
+                               struct cairn_sentence *why)
+{
+    struct cairn_sentence said;
+    const cairn_status status = cairn_snapshot_committed(root, job, id, &said);
+    if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
+    if (status == CAIRN_OK) return cairn_fail(why, CAIRN_ERR_REFUSED, "it was committed");
+    return cairn_fail(why, status, "%s", said.text);
+}
+
+cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster, const char *job,
+                                            const char *id, enum cairn_removal_cause cause,
+                                            struct cairn_snapshot_removed *removed_out,
+                                            struct cairn_sentence *why)
+{
+    const char *root = cluster->storage.path;
+    struct cairn_cluster_found found = { .list = NULL };
+    struct cairn_snapshot_words words = { .latest = "" };
+    pthread_mutex_lock(&one_writer);
+    cairn_status status = look(cluster, job, &found, &words, why);
+    if (status == CAIRN_OK && cause == CAIRN_REMOVAL_LEFT)
+        status = judge_left(root, job, id, why);
+    else if (status == CAIRN_OK && cause != CAIRN_REMOVAL_FORCED)
+        status = judge_release(&found, &words, job, id, cause, why);
+    if (status == CAIRN_OK && listed(&found, id) != NULL) // before its words go
+        status = cairn_snapshot_removable(root, job, id, why);
+    const char *latest = status == CAIRN_OK ? newest(&found, &words, id, stands) : NULL;
+    if (latest != NULL && strcmp(words.latest, id) == 0)
+        status = cairn_snapshot_latest_set(root, job, latest, why);
+    for (size_t i = 0; i < words.tag_count && status == CAIRN_OK; i++)
+        if (strcmp(words.tags[i].id, id) == 0)
+            status = cairn_snapshot_tag_remove(root, job, words.tags[i].name, why);
+    if (status == CAIRN_OK) status = cairn_snapshot_uncommit(root, job, id, removed_out, why);
+    pthread_mutex_unlock(&one_writer);
+    cairn_snapshot_words_release(&words);
+    cairn_cluster_found_release(&found);
+    return status;
+}
+
+/* ==== retention ==== */
+
+const char *cairn_retention_reason(enum cairn_retention_fate fate)
+{
+    switch (fate) {
+    case CAIRN_RETENTION_LAST: return "one of the newest that are kept";
+    case CAIRN_RETENTION_EVERY: return "the first of so many steps, kept for good";
+    case CAIRN_RETENTION_WITHIN: return "young enough";
+    case CAIRN_RETENTION_NO_RULE: return "no rule removes any";
+    case CAIRN_RETENTION_OTHERS: return "taken of another job of the name";
+    case CAIRN_RETENTION_ASKED: return "somebody asked for it";
+    case CAIRN_RETENTION_TAGGED: return "it has a tag";
+    case CAIRN_RETENTION_LATEST: return "it is the latest";
+    case CAIRN_RETENTION_VERIFIED: return "the newest verified one";
+    case CAIRN_RETENTION_NEEDED: return "no newer one is verified";
+    case CAIRN_RETENTION_CLOCK: return "how old it is cannot be told: the clock jumped";
+    case CAIRN_RETENTION_GOES: return "no rule keeps it";
+    case CAIRN_RETENTION_TOO_MUCH: return "all together are too large";
+    }
+    return "?";
+}
+
+/* True if the snapshot counts for keep_last and keep_every: a periodic one of the job that is
+ * not damaged. */
+static bool counts(const struct cairn_retention_item *item)
+{
+    return item->is_periodic && !item->is_others && !item->is_damaged;
+}
+
+static bool is_first_of_steps(const struct cairn_retention_rules *rules,
+                              const struct cairn_retention_item *items, size_t count, size_t i)
+{
+    const uint64_t every = rules->keep_every, bucket = every > 0 ? items[i].step / every : 0;
+    if (bucket == 0 || !counts(&items[i])) return false;
+    for (size_t k = 0; k < count; k++) {
+        if (k == i || !counts(&items[k]) || items[k].step / every != bucket) continue;
+        // After a restore a step may come twice: the older one stays.
+        if (items[k].step < items[i].step || (items[k].step == items[i].step && k > i))
+            return false;
+    }
+    return true;
+}
+
+/* Its time cannot be right: it lies in the future, or before that of an older one. */
+static bool is_odd(const struct cairn_retention_item *items, size_t count, size_t i,
+                   uint64_t latest_s)
+{
+    if (items[i].created_unix_s > latest_s) return true;
+    for (size_t k = i + 1; k < count; k++)
+        if (!items[k].is_others && items[k].created_unix_s <= latest_s &&
+            items[k].created_unix_s > items[i].created_unix_s)
+            return true;
+    return false;
+}
+
+/* So old it is at least: of an odd one, as old as the next newer one that is not. */
+static uint64_t age_s(const struct cairn_retention_clock *clock,
+                      const struct cairn_retention_item *items, size_t count, size_t i)
+{
+    const uint64_t latest_s = clock->now_unix_s + CAIRN_RETENTION_SKEW_S;
+    while (i < count && is_odd(items, count, i, latest_s)) i = i > 0 ? i - 1 : count;
+    if (i == count || items[i].created_unix_s > clock->now_unix_s) return 0;
+    return clock->now_unix_s - items[i].created_unix_s;
+}
+
+/* The fate of a snapshot by the rules alone; `newer`: so many snapshots that count are newer. */
+static enum cairn_retention_fate by_rules(const struct cairn_retention_rules *rules,
+                                          const struct cairn_retention_clock *clock,
+                                          const struct cairn_retention_item *items, size_t count,
+                                          size_t i, uint64_t newer)
+{
+    if (is_first_of_steps(rules, items, count, i)) return CAIRN_RETENTION_EVERY;
+    if (rules->keep_last == 0 && rules->keep_every == 0 && rules->keep_within_s == 0)
+        return CAIRN_RETENTION_NO_RULE;
+    if (counts(&items[i]) && newer < rules->keep_last) return CAIRN_RETENTION_LAST;
+    if (age_s(clock, items, count, i) < rules->keep_within_s) return CAIRN_RETENTION_WITHIN;
+    return clock->sound_s < rules->keep_within_s ? CAIRN_RETENTION_CLOCK : CAIRN_RETENTION_GOES;
+}
+
+/* The reason to keep a snapshot whatever the rules say; CAIRN_RETENTION_GOES: there is none. */
+static enum cairn_retention_fate by_right(const struct cairn_retention_item *item,
+                                          bool has_verified)
+{
+    if (item->is_others) return CAIRN_RETENTION_OTHERS;
+    if (item->is_tagged) return CAIRN_RETENTION_TAGGED;
+    if (!item->is_periodic) return CAIRN_RETENTION_ASKED;
+    if (item->is_latest) return CAIRN_RETENTION_LATEST;
+    if (!has_verified) return item->is_verified ? CAIRN_RETENTION_VERIFIED : CAIRN_RETENTION_NEEDED;
+    return CAIRN_RETENTION_GOES;
+}
+
+/* The oldest first, but for those of keep_every, and what is kept by right. */
+static void fit(const struct cairn_retention_rules *rules, struct cairn_retention_item *items,
+                size_t count)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!items[i].is_others && !cairn_retention_goes(items[i].fate)) bytes += items[i].bytes;
+    for (size_t i = count; i-- > 0 && rules->max_bytes > 0 && bytes > rules->max_bytes;) {
+        if (items[i].fate != CAIRN_RETENTION_LAST && items[i].fate != CAIRN_RETENTION_WITHIN &&
+            items[i].fate != CAIRN_RETENTION_CLOCK && items[i].fate != CAIRN_RETENTION_NO_RULE)
+            continue;
+        items[i].fate = CAIRN_RETENTION_TOO_MUCH;
+        bytes -= items[i].bytes;
+    }
+}
+
+void cairn_retention_judge(const struct cairn_retention_rules *rules,
+                           const struct cairn_retention_clock *clock,
+                           struct cairn_retention_item *items, size_t count)
+{
+    bool has_verified = false, any_verified = false; // any: also what the job turned away from
+    uint64_t newer = 0, any_newer = 0;
+    for (size_t i = 0; i < count; i++) {
+        struct cairn_retention_item *item = &items[i];
+        item->fate = by_right(item, item->is_left ? any_verified : has_verified);
+        if (item->fate == CAIRN_RETENTION_GOES)
+            item->fate = by_rules(rules, clock, items, count, i, item->is_left ? any_newer : newer);
+        any_newer += counts(item);
+        newer += counts(item) && !item->is_left;
+        const bool stands = item->is_verified && !item->is_others && !item->is_damaged;
+        any_verified = any_verified || stands;
+        has_verified = has_verified || (stands && !item->is_left);
+    }
+    fit(rules, items, count);
+}
+
+/* ==== remove ==== */
+
+/* A snapshot is removed, by the operator's word or as an old periodic one, on another thread. */
+
+struct cairn_cluster_removal {
+    struct cairn_cluster_work work;
+    struct cairn_cluster_removal *next; /* of the cluster's list */
+    struct cairn_snapshot_removed removed;
+    cairn_status status;
+    struct cairn_sentence why;
+    enum cairn_removal_cause cause;
+    uint64_t number; /* of the job; 0: it is not in the cluster */
+    char id[CAIRN_SNAPSHOT_ID_BYTES];
+    char *job, *folder; /* owned */
+};
+
+static void free_removal(struct cairn_cluster_removal *removal)
+{
+    struct cairn_cluster_removal **at = &removal->work.cluster->removals;
+    while (*at != NULL && *at != removal) at = &(*at)->next;
+    if (*at == removal) *at = removal->next;
+    free(removal->job);
+    free(removal->folder);
+    free(removal);
+}
+
+/* From here on its files are known as what has to go, should we die before the last of them is gone. Where
+ * there is no room for that word, the removal is what makes some. */
+static void note_begun(const struct cairn_cluster_removal *removal, const char *root)
+{
+    struct cairn_sentence why;
+    if (removal->number == 0 || removal->cause == CAIRN_REMOVAL_LEFT) return;
+    if (cairn_snapshot_begun_set(root, removal->job, removal->id, removal->number, &why) !=
+        CAIRN_OK)
+        cairn_log_warn(
+            "snapshot %s of job %s: if this coordinator ends before it is removed, files "
+            "of it stay: %s",
+            removal->id, removal->job, why.text);
+}
+
+static void run_removal(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
+    struct cairn_snapshot_removed first = { 0 };
+    const char *root = work->cluster->storage.path;
+    removal->status = cairn_cluster_storage_seen(work->cluster, &removal->why);
+    if (removal->status == CAIRN_OK) {
+        note_begun(removal, root);
+        removal->status = cairn_cluster_snapshot_release(work->cluster, removal->job, removal->id,
+                                                         removal->cause, &first, &removal->why);
+    }
+    if (removal->status == CAIRN_ERR_REFUSED)
+        cairn_snapshot_begun_forget(root, removal->job, removal->id); // it is committed, and stays
+    if (removal->status != CAIRN_OK) return;
+    removal->status = cairn_snapshot_remove(root, removal->job, removal->id, &removal->removed,
+                                            &removal->why);
+    removal->removed.files += first.files;
+    removal->removed.bytes += first.bytes;
+    if (removal->status != CAIRN_OK && removal->status != CAIRN_ERR_NOT_FOUND) return;
+    cairn_snapshot_check_forget(root, removal->job, removal->id);
+    cairn_snapshot_begun_forget(root, removal->job, removal->id);
+}
+
+static void on_removed(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
+    Cairn__SnapshotRemoved message = CAIRN__SNAPSHOT_REMOVED__INIT;
+    message.id = removal->id;
+    message.job = removal->job;
+    message.files = removal->removed.files;
+    message.bytes = removal->removed.bytes;
+    if (removal->status == CAIRN_OK)
+        cairn_log_info("snapshot %s of job %s is removed", removal->id, removal->job);
+    else
+        cairn_log_warn("snapshot %s of job %s: %s", removal->id, removal->job, removal->why.text);
+    if (work->session != NULL && removal->status == CAIRN_OK)
+        cairn_cluster_session_send(work->session, CAIRN_MSG_SNAPSHOT_REMOVED, work->request,
+                                   &message.base);
+    else if (work->session != NULL)
+        cairn_cluster_session_error(work->session, work->request, removal->status,
+                                    removal->why.text);
+    free_removal(removal);
+}
+
+bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const char *folder)
+{
+    const struct cairn_cluster_removal *r = cluster->removals;
+    while (r != NULL && strcmp(r->folder, folder) != 0) r = r->next;
+    return r != NULL;
+}
+
+/* Nobody writes it or reads it as a whole. */
+static cairn_status judge_removal(const struct cairn_cluster *cluster, const char *job,
+                                  const char *id, const char *folder, struct cairn_sentence *why)
+{
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (strcmp(j->spec.name, job) == 0 && cairn_cluster_cut_takes(j, id))
+            return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
+                              job);
+    }
+    for (const struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
+        if (cairn_cluster_restore_reads(r, job, folder))
+            return cairn_fail(
+                why, CAIRN_ERR_BUSY,
+                "snapshot %s of job %s is being restored: ask again when that has ended", id, job);
+    }
+    if (cairn_cluster_snapshot_removing(cluster, folder))
+        return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being removed", id, job);
+    return CAIRN_OK;
+}
+
+/* Takes `folder`; nobody is answered if session is NULL. */
+static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_session *session,
+                          uint32_t request, const char *job, const char *id,
+                          enum cairn_removal_cause cause, char *folder, struct cairn_sentence *why)
+{
+    const struct cairn_cluster_job *known = cairn_cluster_job_find(cluster, job);
+    cairn_status status = judge_removal(cluster, job, id, folder, why);
+    struct cairn_cluster_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
+    char *name = status == CAIRN_OK ? strdup(job) : NULL;
+    if (status == CAIRN_OK && (removal == NULL || name == NULL))
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (status != CAIRN_OK) {
+        free(removal);
+        free(name);
+        free(folder);
+        return status;
+    }
+    removal->work.cluster = cluster;
+    removal->work.run = run_removal;
+    removal->work.done = on_removed;
+    removal->cause = cause;
+    removal->number = known != NULL ? known->id : 0;
+    removal->job = name;
+    removal->folder = folder;
+    strncpy(removal->id, id, sizeof removal->id - 1); // it was parsed
+    removal->next = cluster->removals;
+    cluster->removals = removal;
+    if (cairn_cluster_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
+    free_removal(removal);
+    return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+}
+
+void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,
+                                   const Cairn__SnapshotRemove *message)
+{
+    struct cairn_sentence why;
+    uint64_t generation, step;
+    char *folder = NULL;
+    cairn_status status;
+    if (!cairn_job_name_ok(message->job) ||
+        !cairn_snapshot_id_parse(message->id, &generation, &step))
+        status = cairn_fail(&why, CAIRN_ERR_INVALID,
+                            "\"%.100s\", \"%.100s\": not a job's name and an id of a snapshot; "
+                            "`cairn snapshot list` prints them",
+                            message->job, message->id);
+    else if (asprintf(&folder, "%s/%s/%s", session->cluster->storage.path, message->job,
+                      message->id) < 0)
+        status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    else
+        status = begin(session->cluster, session, request, message->job, message->id,
+                       message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, folder, &why);
+    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+}
+
+void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id,
+                                   enum cairn_removal_cause cause)
+{
+    struct cairn_sentence why = { "no memory" };
+    char *folder;
+    if (asprintf(&folder, "%s/%s/%s", cluster->storage.path, job, id) >= 0 &&
+        begin(cluster, NULL, 0, job, id, cause, folder, &why) == CAIRN_OK)
+        return;
+    cairn_log_info("the old periodic snapshot %s of job %s stays until the next one: %s", id, job,
+                   why.text);
+}
+
+/* ==== tag ==== */
+
+/* An admin gives a snapshot a tag, or takes one off: on another thread. */
+
+struct tagging {
+    struct cairn_cluster_work work;
+    bool is_removal;
+    char job[CAIRN_NAME_MAX + 1], id[CAIRN_SNAPSHOT_ID_BYTES], name[CAIRN_SNAPSHOT_TAG_BYTES];
+    cairn_status status;
+    struct cairn_sentence why;
+};
+
+/* The one that has it; NULL: nobody. */
+static const struct cairn_snapshot_tag *find(const struct cairn_snapshot_words *words,
+                                             const char *name)
+{
+    for (size_t i = 0; i < words->tag_count; i++)
+        if (strcmp(words->tags[i].name, name) == 0) return &words->tags[i];
+    return NULL;
+}
+
+static cairn_status take_off(const struct tagging *t, const struct cairn_snapshot_words *words,
+                             struct cairn_sentence *why)
+{
+    const struct cairn_snapshot_tag *tag = find(words, t->name);
+    if (tag == NULL || strcmp(tag->id, t->id) != 0)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "snapshot %s of job %s has no tag %s", t->id,
+                          t->job, t->name);
+    return cairn_snapshot_tag_remove(t->work.cluster->storage.path, t->job, t->name, why);
+}
+
+/* It moves off another one, which is said in the answer of `snapshot list`; the snapshot must be there. */
+static cairn_status put_on(const struct tagging *t, const struct cairn_snapshot_words *words,
+                           struct cairn_sentence *why)
+{
+    struct cairn_cluster_found found = { .list = NULL };
+    const struct cairn_snapshot_tag *tag = find(words, t->name);
+    if (tag == NULL && words->tag_count >= CAIRN_SNAPSHOT_WORDS_MAX)
+        return cairn_fail(why, CAIRN_ERR_REFUSED, "job %s has %d tags, which is all there may be",
+                          t->job, CAIRN_SNAPSHOT_WORDS_MAX);
+    cairn_status status = cairn_cluster_find_snapshots(t->work.cluster, t->job, t->id, &found, why);
+    if (status == CAIRN_OK && found.count == 0)
+        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND,
+                            "there is no committed snapshot %s of job %s; `cairn snapshot list`",
+                            t->id, t->job);
+    cairn_cluster_found_release(&found);
+    return status == CAIRN_OK
+               ? cairn_snapshot_tag_set(t->work.cluster->storage.path, t->job, t->name, t->id, why)
+               : status;
+}
+
+static void run_tag(struct cairn_cluster_work *work)
+{
+    struct tagging *t = (struct tagging *)work;
+    struct cairn_snapshot_words words = { .latest = "" };
+    cairn_cluster_snapshot_words_lock();
+    t->status = cairn_cluster_storage_seen(work->cluster, &t->why);
+    if (t->status == CAIRN_OK)
+        t->status = cairn_snapshot_words_load(work->cluster->storage.path, t->job, &words, &t->why);
+    if (t->status == CAIRN_OK) t->status = (t->is_removal ? take_off : put_on)(t, &words, &t->why);
+    cairn_cluster_snapshot_words_unlock();
+    cairn_snapshot_words_release(&words);
+}
+
+static void on_done(struct cairn_cluster_work *work)
+{
+    struct tagging *t = (struct tagging *)work;
+    Cairn__SnapshotTagged message = CAIRN__SNAPSHOT_TAGGED__INIT;
+    message.job = t->job;
+    message.id = t->id;
+    message.name = t->name;
+    if (t->status == CAIRN_OK)
+        cairn_log_info("snapshot %s of job %s: tag %s is %s", t->id, t->job, t->name,
+                       t->is_removal ? "off" : "on");
+    if (work->session != NULL && t->status == CAIRN_OK)
+        cairn_cluster_session_send(work->session, CAIRN_MSG_SNAPSHOT_TAGGED, work->request,
+                                   &message.base);
+    else if (work->session != NULL)
+        cairn_cluster_session_error(work->session, work->request, t->status, t->why.text);
+    free(t);
+}
+
+static cairn_status judge_tag(const Cairn__SnapshotTag *message, struct cairn_sentence *why)
+{
+    uint64_t generation, step;
+    if (!cairn_job_name_ok(message->job) ||
+        !cairn_snapshot_id_parse(message->id, &generation, &step))
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "\"%.100s\", \"%.100s\": not a job's name and an id of a snapshot; "
+                          "`cairn snapshot list` prints them",
+                          message->job, message->id);
+    if (!cairn_snapshot_tag_ok(message->name))
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "\"%.100s\" is no tag: allowed are 1 to %d of A-Z a-z 0-9 . _ -, first no "
+            ". or -, not latest, no id, and no .tmp at the end",
+            message->name, CAIRN_SNAPSHOT_TAG_BYTES - 1);
+    return CAIRN_OK;
+}
+
+void cairn_cluster_snapshot_tag(struct cairn_cluster_session *session, uint32_t request,
+                                const Cairn__SnapshotTag *message)
+{
+    struct cairn_sentence why;
+    cairn_status status = judge_tag(message, &why);
+    struct tagging *t = status == CAIRN_OK ? calloc(1, sizeof *t) : NULL;
+    if (status == CAIRN_OK && t == NULL)
+        status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (status == CAIRN_OK) {
+        t->work.run = run_tag;
+        t->work.done = on_done;
+        t->is_removal = message->remove;
+        snprintf(t->job, sizeof t->job, "%s", message->job);
+        snprintf(t->id, sizeof t->id, "%s", message->id);
+        snprintf(t->name, sizeof t->name, "%s", message->name);
+        if (cairn_cluster_work_start(&t->work, session->cluster, session, request)) return;
+        free(t);
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    }
+    cairn_cluster_session_error(session, request, status, why.text);
+}
+
+/* ==== find ==== */
+
+struct finding {
+    struct cairn_cluster_found *found;
+    const char *id;
+    cairn_status status;
+    struct cairn_sentence *why;
+};
+
+static void release_one(struct cairn_found_snapshot *found)
+{
+    free(found->folder);
+    cairn_manifest_release(&found->manifest);
+}
+
+void cairn_cluster_found_release(struct cairn_cluster_found *found)
+{
+    for (size_t i = 0; i < found->count; i++) release_one(&found->list[i]);
+    free(found->list);
+    *found = (struct cairn_cluster_found) { .list = NULL };
+}
+
+static int newer_place(const struct cairn_snapshot_place *m, const struct cairn_snapshot_place *n)
+{
+    const int newer = cairn_version_compare(n->version, m->version);
+    return newer != 0 ? newer : strcmp(n->id, m->id);
+}
+
+static int newer_first(const void *a, const void *b)
+{
+    const struct cairn_found_snapshot *m = a, *n = b;
+    return newer_place(&m->place, &n->place);
+}
+
+/* Orders the snapshots of several jobs: each job's together, the newest first. */
+static int by_job(const void *a, const void *b)
+{
+    const struct cairn_found_snapshot *m = a, *n = b;
+    const int name = strcmp(m->manifest.spec.name, n->manifest.spec.name);
+    return name != 0 ? name : newer_first(a, b);
+}
+
+bool cairn_snapshot_place_behind(const struct cairn_snapshot_place *a,
+                                 const struct cairn_snapshot_place *b)
+{
+    return b->id[0] == '\0' || newer_place(a, b) > 0;
+}
+
+void cairn_find_line(struct cairn_cluster_found *found, const struct cairn_origin *origin)
+{
+    struct cairn_origin at = origin != NULL ? *origin : (struct cairn_origin) { 0 };
+    for (size_t i = 0; i < found->count; i++) {
+        struct cairn_found_snapshot *f = &found->list[i];
+        const struct cairn_origin *its = &f->manifest.origin;
+        f->is_left = !cairn_origin_follows(&at, f->place.version);
+        if (!f->is_left && (at.generation == 0 || f->place.version.generation < at.generation))
+            at = *its;
+    }
+}
+
+static void drop_oldest(struct cairn_cluster_found *found)
+{
+    struct cairn_found_snapshot *oldest = found->list;
+    for (size_t i = 1; i < found->count; i++)
+        if (newer_first(&found->list[i], oldest) > 0) oldest = &found->list[i];
+    release_one(oldest);
+    *oldest = found->list[--found->count];
+}
+
+/* A manifest that cannot be read is not listed: show and restore say what is wrong with it. */
+static void on_snapshot(void *context, const char *job, const char *id, const char *folder)
+{
+    struct finding *finding = context;
+    struct cairn_cluster_found *found = finding->found;
+    (void)job;
+    if (finding->id != NULL && strcmp(finding->id, id) != 0) return;
+    struct cairn_found_snapshot *f = &found->list[found->count];
+    struct cairn_sentence why;
+    cairn_manifest_init(&f->manifest);
+    const cairn_status status = cairn_manifest_load(folder, &f->manifest, &why);
+    if (status != CAIRN_OK) {
+        if (finding->id != NULL) {
+            finding->status = status;
+            *finding->why = why;
+        }
+        return;
+    }
+    f->is_left = false;
+    f->place = (struct cairn_snapshot_place) { { f->manifest.generation, f->manifest.step }, "" };
+    snprintf(f->place.id, sizeof f->place.id, "%s", id);
+    f->folder = strdup(folder);
+    if (f->folder == NULL) {
+        release_one(f);
+        finding->status = cairn_fail(finding->why, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    if (++found->count > CAIRN_FOUND_MAX) drop_oldest(found);
+}
+
+cairn_status cairn_cluster_find_snapshots(const struct cairn_cluster *cluster, const char *job,
+                                          const char *id, struct cairn_cluster_found *out,
+                                          struct cairn_sentence *why)
+{
+    struct finding finding = { out, id, CAIRN_OK, why };
+    struct cairn_sentence list_why;
+    *out = (struct cairn_cluster_found) { .count = 0 };
+    out->list = calloc(CAIRN_FOUND_MAX + 1, sizeof *out->list);
+    if (out->list == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cairn_status status = cairn_cluster_storage_seen(cluster, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_snapshot_list(cluster->storage.path, job, on_snapshot, &finding, &list_why);
+    qsort(out->list, out->count, sizeof *out->list, job != NULL ? newer_first : by_job);
+    if (job != NULL) cairn_find_line(out, NULL);
+    if (status == CAIRN_OK) out->unread = list_why;
+    if (status != CAIRN_OK && finding.status == CAIRN_OK) {
+        finding.status = status;
+        *why = list_why;
+    }
+    return finding.status;
+}

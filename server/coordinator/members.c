@@ -1,0 +1,897 @@
+/* Workers and readers of jobs: how they join at the shards, what they hear, how they leave. */
+#include "server/coordinator/members.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/fabric/fabric.h"
+#include "proto/plan/plan.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/round.h"
+#include "server/coordinator/store.h"
+#include "server/core/holes.h"
+
+enum member_known { UNKNOWN, TOLD, KNOWN };
+
+struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_session *session,
+                                                       uint64_t job_id)
+{
+    struct cairn_cluster_member *found = NULL;
+    for (struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session) {
+        if (m->job_id != job_id || m->phase < CAIRN_MEMBER_JOINING) continue;
+        if (found == NULL || m->phase == CAIRN_MEMBER_ATTACHED) found = m;
+    }
+    return found;
+}
+
+void cairn_cluster_job_member_add(struct cairn_cluster_job *job,
+                                  struct cairn_cluster_member *member)
+{
+    struct cairn_cluster_member **bucket = &job->members.by_id[member->id % CAIRN_MEMBER_BUCKETS];
+    member->job = job;
+    member->job_id = job->id;
+    member->next_of_job = job->members.list;
+    member->next_of_bucket = *bucket;
+    job->members.list = *bucket = member;
+    job->members.count++;
+}
+
+static void leave_job_list(struct cairn_cluster_member *member)
+{
+    struct cairn_cluster_job *job = member->job;
+    if (job == NULL) return;
+    cairn_cluster_leases_forget(member);
+    struct cairn_cluster_member **at = &job->members.list;
+    while (*at != member) at = &(*at)->next_of_job;
+    *at = member->next_of_job;
+    at = &job->members.by_id[member->id % CAIRN_MEMBER_BUCKETS];
+    while (*at != member) at = &(*at)->next_of_bucket;
+    *at = member->next_of_bucket;
+    job->members.count--;
+    job->members.read_bytes += member->read_bytes;
+    cairn_cluster_tiles_member_gone(job, member);
+    cairn_cluster_groups_member_gone(job);
+    member->job = NULL;
+}
+
+static void free_spec(void *arg)
+{
+    cairn_spec_release(arg);
+    free(arg);
+}
+
+void cairn_cluster_member_forget_spec(struct cairn_cluster_member *member)
+{
+    struct cairn_cluster_opening *opening = &member->opening;
+    const size_t bytes = opening->packed != NULL ? opening->packed->size : 0;
+    struct cairn_job_spec_data *spec = malloc(sizeof *spec);
+    if (spec != NULL) {
+        *spec = opening->spec;
+        cairn_cluster_free_by(member->session->cluster, free_spec, spec, bytes);
+    } else {
+        cairn_spec_release(&opening->spec);
+    }
+    cairn_spec_init(&opening->spec);
+    cairn_paged_release(&opening->pages);
+    cairn_packed_release(opening->packed);
+    cairn_packed_release(opening->compared);
+    opening->packed = opening->compared = NULL;
+    cairn__error__free_unpacked(opening->rows, NULL); // NULL is fine
+    opening->rows = NULL;
+}
+
+void cairn_cluster_member_free(struct cairn_cluster_member *member)
+{
+    leave_job_list(member);
+    struct cairn_cluster_member **at = &member->session->members;
+    while (*at != member) at = &(*at)->next_of_session;
+    *at = member->next_of_session;
+    member->session->member_count--;
+    cairn_paged_release(&member->tiles.pages);
+    cairn__job_amend__free_unpacked(member->amend.later, NULL); // NULL is fine
+    free(member->init.held);
+    cairn_cluster_member_forget_spec(member);
+    free(member->known_to);
+    free(member->job_name);
+    free(member);
+}
+
+static void note(const struct cairn_cluster_member *member, enum cairn_event_kind kind,
+                 const char *text)
+{
+    struct cairn_sentence who;
+    cairn_sentence_set(&who, "%s %s (rank %" PRIu32 ")", cairn_role_name(member->role),
+                       member->session->name, member->rank);
+    cairn_cluster_event_note(member->session->cluster, kind, member->job_name, who.text, "%s",
+                             text);
+}
+
+/* ---- leaving ---- */
+
+/* Every request that waits fails. */
+static void fail_requests(struct cairn_cluster_member *member, cairn_status status,
+                          const char *text)
+{
+    uint32_t *const requests[] = { &member->open_request,  &member->init.request,
+                                   &member->begin_request, &member->tiles.request,
+                                   &member->write.request, &member->amend.request };
+    for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
+        if (*requests[i] == 0) continue;
+        cairn_cluster_session_error(member->session, *requests[i], status, text);
+        *requests[i] = 0;
+    }
+    cairn_cluster_commits_fail(member, status, text);
+    for (uint32_t i = 0; i < member->waits.count; i++)
+        cairn_cluster_session_error(member->session, member->waits.list[i].request, status, text);
+    member->waits.count = 0;
+    member->tiles.arriving = false;
+    if (member->job != NULL) cairn_cluster_leases_fail(member, status, text);
+}
+
+/* The shards that were told of it. */
+static void tell_shards_gone(struct cairn_cluster_job *job,
+                             const struct cairn_cluster_member *member)
+{
+    Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
+    leave.job = job->id;
+    leave.member = member->id;
+    CAIRN_EACH_SHARD (job, i) {
+        if (member->known_to[i] == UNKNOWN) continue;
+        cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_MEMBER_LEAVE, 0,
+                                   &leave.base);
+    }
+}
+
+/* The member is gone; lost: not by itself. */
+static void go(struct cairn_cluster_member *member, bool lost, const char *reason)
+{
+    struct cairn_cluster_job *job = member->job;
+    if (job == NULL || job->cluster->closing) {
+        cairn_cluster_member_free(member);
+        return;
+    }
+    const bool contributes = member->phase == CAIRN_MEMBER_ATTACHED &&
+                             member->role == CAIRN_ROLE_WIRE_WORKER;
+    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
+                                             .member = member->id,
+                                             .lost = lost };
+    cairn_log_info("%s %s (rank %" PRIu32 ") left job %s: %s", cairn_role_name(member->role),
+                   member->session->name, member->rank, job->spec.name, reason);
+    note(member, lost ? CAIRN_EVENT_LOST : CAIRN_EVENT_LEFT, reason);
+    tell_shards_gone(job, member);
+    if (contributes) {
+        cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") left: %s",
+                           member->session->name, member->rank, reason);
+        if (lost) cairn_cluster_halts_lost(job, member, reason);
+        cairn_cluster_relapse_lost(member);
+    }
+    cairn_cluster_member_free(member);
+    if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
+    cairn_cluster_tiles_advance(job);
+}
+
+void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason)
+{
+    go(member, false, reason);
+}
+
+void cairn_cluster_member_lost(struct cairn_cluster_member *member, const char *reason)
+{
+    go(member, true, reason);
+}
+
+void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_status status,
+                                const char *text)
+{
+    struct cairn_cluster_session *session = member->session;
+    const bool opening = member->open_request != 0;
+    const uint64_t job_id = member->job_id;
+    cairn_log_info("%s %s expelled from job %s: %s", cairn_role_name(member->role), session->name,
+                   member->job_name, text);
+    note(member, status == CAIRN_ERR_FENCED ? CAIRN_EVENT_FENCED : CAIRN_EVENT_PUT_OUT, text);
+    if (member->job != NULL) tell_shards_gone(member->job, member);
+    fail_requests(member, status, text);
+    cairn_cluster_member_free(member);
+    if (opening || session->closing) return;
+    // It may be waiting for shards alone: told without being asked.
+    cairn_cluster_session_expelled(session, job_id, status, text);
+    if (session->member_count > 0) return; // its other jobs go on
+    session->closing = true;
+    cairn_peer_finish(session->peer, status, "%s", text);
+}
+
+void cairn_cluster_member_put_out(struct cairn_cluster_member *member, cairn_status status,
+                                  const char *text)
+{
+    struct cairn_cluster_job *job = member->job;
+    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
+                                             .member = member->id,
+                                             .lost = true };
+    const bool contributes = member->phase == CAIRN_MEMBER_ATTACHED &&
+                             member->role == CAIRN_ROLE_WIRE_WORKER;
+    if (contributes) {
+        cairn_sentence_set(&job->rounds.epoch_reason, "%s", text);
+        cairn_cluster_halts_lost(job, member, text);
+        cairn_cluster_relapse_lost(member);
+    }
+    cairn_cluster_member_expel(member, status, text);
+    if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
+}
+
+void cairn_cluster_member_fault(struct cairn_cluster_job *job, uint64_t id, const char *text)
+{
+    struct cairn_cluster_member *member = cairn_cluster_job_member(job, id);
+    if (cairn_cluster_groups_fault(job, id, text) || member == NULL) return;
+    cairn_cluster_member_put_out(member, CAIRN_ERR_NO_MEMORY, text);
+    cairn_cluster_tiles_advance(job);
+}
+
+/* ---- joining ---- */
+
+static void send_attached(struct cairn_cluster_member *member)
+{
+    struct cairn_cluster_job *job = member->job;
+    Cairn__Attached message = CAIRN__ATTACHED__INIT;
+    struct cairn_cluster_shard_infos infos;
+    const bool behind = cairn_cluster_layouts_behind(job);
+    struct cairn_packed *layout = behind ? job->layouts.before : job->planned.layout;
+    if (!cairn_cluster_shard_infos_init(
+            &infos, job, behind ? job->layouts.before_shards : job->layout->shard_count)) {
+        fail_requests(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return;
+    }
+    const struct cairn_version version = cairn_cluster_job_version(job);
+    message.job = job->id;
+    message.member = member->id;
+    message.epoch = cairn_round_epoch(job->core);
+    message.generation = version.generation;
+    message.step = version.step;
+    message.initialized = job->initialized;
+    message.spec_bytes = job->planned.spec->size;
+    message.layout_bytes = layout->size;
+    struct cairn_sentence maker;
+    cairn_cluster_events_maker(job->cluster, job->spec.name, &maker);
+    message.made_by = maker.text;
+    message.first_step = job->spec.first_step;
+    message.layout = job->layout->version;
+    message.shards = infos.list;
+    message.n_shards = infos.count;
+    const uint32_t request = member->open_request;
+    member->open_request = 0;
+    cairn_cluster_session_send(member->session, CAIRN_MSG_ATTACHED, request, &message.base);
+    cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_LAYOUT, layout);
+    cairn_cluster_shard_infos_release(&infos);
+    if (behind) cairn_cluster_member_layout_changed(member);
+}
+
+static bool may_attach(const struct cairn_cluster_member *member)
+{
+    const struct cairn_cluster_job *job = member->job;
+    if (member->phase != CAIRN_MEMBER_JOINING || job->core == NULL) return false;
+    if (job->initialized && !job->rounds.heard) return false; // nobody knows yet which step it is
+    CAIRN_EACH_SHARD (job, i) {
+        if (member->known_to[i] != KNOWN) return false;
+    }
+    return true;
+}
+
+static void attach(struct cairn_cluster_member *member)
+{
+    struct cairn_cluster_job *job = member->job;
+    member->phase = CAIRN_MEMBER_ATTACHED;
+    member->attached_ms = cairn_cluster_now_ms(job->cluster);
+    member->attach = ++job->members.attaches;
+    const uint64_t id = member->id;
+    if (member->role == CAIRN_ROLE_WIRE_WORKER) {
+        cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") joined",
+                           member->session->name, member->rank);
+        const uint32_t most = job->spec.workers_max; // no more of a launch can come
+        const bool is_over = most > 0 && member->opening.launch > most;
+        const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_JOIN,
+                                                 .member = id,
+                                                 .rank = member->rank,
+                                                 .world = is_over ? most : member->opening.launch,
+                                                 .wait_ms = member->opening.start_wait_ms };
+        cairn_cluster_tiles_advance(job); // no round of it before it has declared its tiles
+        cairn_cluster_job_event(job, &event);
+    }
+    member = cairn_cluster_job_member(job, id); // the core may have expelled it
+    if (member == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
+    cairn_log_info("%s %s (rank %" PRIu32 ") joined job %s at step %" PRIu64,
+                   cairn_role_name(member->role), member->session->name, member->rank,
+                   job->spec.name, cairn_cluster_job_version(job).step);
+    note(member, CAIRN_EVENT_ATTACHED, cairn_peer_name(member->session->peer));
+    send_attached(member);
+}
+
+void cairn_cluster_members_attach(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_member *member = job->members.list;
+    while (member != NULL) {
+        const bool attaches = may_attach(member);
+        if (attaches) attach(member);
+        member = attaches ? job->members.list : member->next_of_job; // it may have expelled others
+    }
+}
+
+/* A MemberJoin on its way. */
+struct joining {
+    uint64_t member;
+    uint32_t shard;
+};
+
+static void on_joined(struct cairn_cluster_job *job, const void *about, cairn_status status,
+                      const char *why)
+{
+    const struct joining *joining = about;
+    if (joining->shard >= job->shard_count) return;
+    struct cairn_cluster_member *member = cairn_cluster_job_member(job, joining->member);
+    if (member == NULL || member->known_to[joining->shard] != TOLD) return;
+    if (status == CAIRN_OK) {
+        member->known_to[joining->shard] = KNOWN;
+        if (may_attach(member)) attach(member);
+        return;
+    }
+    member->known_to[joining->shard] = UNKNOWN;
+    if (status == CAIRN_ERR_CLOSED) return; // told again when the shard is back
+    cairn_cluster_member_put_out(member, status, why);
+}
+
+static void tell_shard(struct cairn_cluster_member *member, uint32_t shard)
+{
+    struct cairn_cluster_job *job = member->job;
+    struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    if (!job->shards[shard].up || seat->session == NULL || seat->session->closing) return;
+    const struct joining joining = { member->id, shard };
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_joined, &joining,
+                                                                        sizeof joining);
+    if (gather == NULL) return;
+    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    member->known_to[shard] = TOLD;
+    Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
+    join.job = job->id;
+    join.member = member->id;
+    join.token = member->token;
+    join.rank = member->rank;
+    join.role = member->role;
+    join.name = member->session->name;
+    join.fabric_address.data = member->session->fabric_address;
+    join.fabric_address.len = member->session->fabric_address_bytes;
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_JOIN, request, &join.base);
+    cairn_cluster_gather_start(gather);
+}
+
+void cairn_cluster_member_tell_shards(struct cairn_cluster_member *member)
+{
+    CAIRN_EACH_SHARD (member->job, i) tell_shard(member, i);
+}
+
+void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t shard)
+{
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        tell_shard(m, shard);
+    }
+}
+
+void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t shard)
+{
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        m->known_to[shard] = UNKNOWN;
+        cairn_cluster_tiles_shard_gone(m, shard);
+    }
+}
+
+/* ---- what a job says to its members ---- */
+
+void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_shard_infos infos;
+    if (!cairn_cluster_shard_infos_init(&infos, job, job->layout->shard_count)) return;
+    Cairn__ShardsChanged message = CAIRN__SHARDS_CHANGED__INIT;
+    message.job = job->id;
+    message.shards = infos.list;
+    message.n_shards = infos.count;
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->phase != CAIRN_MEMBER_ATTACHED) continue;
+        cairn_cluster_session_send(m->session, CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
+    }
+    cairn_cluster_shard_infos_release(&infos);
+}
+
+/* ==== relapse ==== */
+
+#define FIRST_MS    1000
+#define FORGET_MS   600000 /* without a loss */
+#define RECORDS_MAX 2048   /* of a job; of more nobody is put off */
+
+/* The losses of a host, or of a rank. */
+struct cairn_cluster_relapse {
+    struct cairn_cluster_relapse *next; /* of the job's list */
+    bool is_rank;
+    bool is_wide; /* of a rank: on several hosts */
+    uint32_t rank, count;
+    char host[CAIRN_FABRIC_HOST_BYTES]; /* of a rank: the first; empty: not known */
+    uint64_t lost_ms;                   /* cairn_cluster_now_ms: the last time */
+    uint64_t attaches;                  /* of the job by then */
+};
+
+static void host_of(const struct cairn_cluster_member *member, char host[CAIRN_FABRIC_HOST_BYTES])
+{
+    const struct cairn_cluster_session *session = member->session;
+    if (!cairn_fabric_address_host(session->fabric_address, session->fabric_address_bytes, host,
+                                   CAIRN_FABRIC_HOST_BYTES))
+        host[0] = '\0';
+}
+
+/* `host` NULL: of the rank. */
+static struct cairn_cluster_relapse **find(struct cairn_cluster_job *job, const char *host,
+                                           uint32_t rank)
+{
+    struct cairn_cluster_relapse **at = &job->members.relapses;
+    for (; *at != NULL; at = &(*at)->next)
+        if (host == NULL ? (*at)->is_rank && (*at)->rank == rank
+                         : !(*at)->is_rank && strcmp((*at)->host, host) == 0)
+            break;
+    return at;
+}
+
+static void forget(struct cairn_cluster_job *job, struct cairn_cluster_relapse **at)
+{
+    struct cairn_cluster_relapse *relapse = *at;
+    if (relapse == NULL) return;
+    *at = relapse->next;
+    job->members.relapse_count--;
+    free(relapse);
+}
+
+/* Nobody counts any more who was lost so long ago: a host that never comes again is not forgotten
+ * otherwise. */
+static void forget_old(struct cairn_cluster_job *job)
+{
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    struct cairn_cluster_relapse **at = &job->members.relapses;
+    while (*at != NULL) {
+        if (now_ms - (*at)->lost_ms > FORGET_MS)
+            forget(job, at);
+        else
+            at = &(*at)->next;
+    }
+}
+
+static struct cairn_cluster_relapse *get(struct cairn_cluster_job *job, bool is_rank,
+                                         const char *host, uint32_t rank)
+{
+    struct cairn_cluster_relapse *relapse = *find(job, is_rank ? NULL : host, rank);
+    if (relapse == NULL && job->members.relapse_count == RECORDS_MAX) forget_old(job);
+    if (relapse != NULL || job->members.relapse_count == RECORDS_MAX ||
+        (relapse = calloc(1, sizeof *relapse)) == NULL)
+        return relapse;
+    relapse->next = job->members.relapses;
+    relapse->is_rank = is_rank;
+    relapse->rank = rank;
+    snprintf(relapse->host, sizeof relapse->host, "%s", host);
+    relapse->lost_ms = cairn_cluster_now_ms(job->cluster);
+    job->members.relapses = relapse;
+    job->members.relapse_count++;
+    return relapse;
+}
+
+static uint64_t delay_ms(const struct cairn_cluster_relapse *relapse)
+{
+    if (relapse == NULL || relapse->count <= CAIRN_RELAPSE_FREE) return 0;
+    const uint32_t twice = relapse->count - CAIRN_RELAPSE_FREE - 1;
+    const uint64_t delay = twice < 16 ? (uint64_t)FIRST_MS << twice : CAIRN_RELAPSE_MAX_MS;
+    return delay < CAIRN_RELAPSE_MAX_MS ? delay : CAIRN_RELAPSE_MAX_MS;
+}
+
+static uint64_t left_ms(const struct cairn_cluster_job *job,
+                        const struct cairn_cluster_relapse *relapse)
+{
+    const uint64_t delay = delay_ms(relapse);
+    if (delay == 0) return 0;
+    const uint64_t passed_ms = cairn_cluster_now_ms(job->cluster) - relapse->lost_ms;
+    return passed_ms < delay ? delay - passed_ms : 0;
+}
+
+/* The record that puts the member off for longest: its rank's or its host's. NULL: neither
+ * counts. */
+static const struct cairn_cluster_relapse *worst(struct cairn_cluster_job *job,
+                                                 const struct cairn_cluster_member *member)
+{
+    char host[CAIRN_FABRIC_HOST_BYTES];
+    host_of(member, host);
+    const struct cairn_cluster_relapse *of_rank = *find(job, NULL, member->rank);
+    const struct cairn_cluster_relapse *of_host = host[0] != '\0' ? *find(job, host, 0) : NULL;
+    if (of_rank != NULL && !of_rank->is_wide && strcmp(of_rank->host, host) != 0) of_rank = NULL;
+    return left_ms(job, of_rank) >= left_ms(job, of_host) && of_rank != NULL ? of_rank : of_host;
+}
+
+static void who(const struct cairn_cluster_job *job, const struct cairn_cluster_relapse *relapse,
+                struct cairn_sentence *out)
+{
+    if (relapse->is_rank)
+        cairn_sentence_set(out,
+                           "rank %" PRIu32 " of job %s was lost %" PRIu32
+                           " times in a row before it had ended a round",
+                           relapse->rank, job->spec.name, relapse->count);
+    else
+        cairn_sentence_set(out,
+                           "workers of host %s of job %s were lost %" PRIu32
+                           " times in a row before one had ended a round",
+                           relapse->host, job->spec.name, relapse->count);
+}
+
+static void count(struct cairn_cluster_job *job, struct cairn_cluster_relapse *relapse)
+{
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    if (now_ms - relapse->lost_ms >= FORGET_MS) relapse->count = 0;
+    relapse->lost_ms = now_ms;
+    relapse->attaches = job->members.attaches;
+    relapse->count++;
+}
+
+void cairn_cluster_relapse_lost(const struct cairn_cluster_member *member)
+{
+    struct cairn_cluster_job *job = member->job;
+    char host[CAIRN_FABRIC_HOST_BYTES];
+    if (member->has_ended_round || job->state != CAIRN_CLUSTER_JOB_RUNNING) return;
+    host_of(member, host);
+    struct cairn_cluster_relapse *of_rank = get(job, true, host, member->rank);
+    struct cairn_cluster_relapse *of_host = host[0] != '\0' ? get(job, false, host, 0) : NULL;
+    if (of_rank != NULL) {
+        of_rank->is_wide |= strcmp(of_rank->host, host) != 0;
+        count(job, of_rank);
+    }
+    // Workers of a host that are lost together count once: one that attached before the host's last
+    // loss belongs to that loss.
+    if (of_host != NULL && member->attach > of_host->attaches) count(job, of_host);
+    const struct cairn_cluster_relapse *relapse = worst(job, member);
+    if (delay_ms(relapse) == 0) return;
+    struct cairn_sentence text;
+    who(job, relapse, &text);
+    cairn_log_warn("%s (the last was %s, rank %" PRIu32 "): the next attach is put off for %" PRIu64
+                   " s, while others train",
+                   text.text, member->session->name, member->rank, delay_ms(relapse) / 1000);
+}
+
+void cairn_cluster_relapse_over(struct cairn_cluster_member *member)
+{
+    char host[CAIRN_FABRIC_HOST_BYTES];
+    if (member->has_ended_round) return;
+    member->has_ended_round = true;
+    host_of(member, host);
+    forget(member->job, find(member->job, NULL, member->rank));
+    forget(member->job, find(member->job, host, 0));
+}
+
+/* Somebody's rounds would be void. */
+static bool do_others_train(const struct cairn_cluster_job *job)
+{
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (m->phase == CAIRN_MEMBER_ATTACHED && m->has_ended_round) return true;
+    return false;
+}
+
+uint64_t cairn_cluster_relapse_wait_ms(struct cairn_cluster_job *job,
+                                       const struct cairn_cluster_member *member)
+{
+    if (member->role != CAIRN_ROLE_WIRE_WORKER || !do_others_train(job) ||
+        cairn_cluster_job_member(job, member->id) != NULL) // it was not lost
+        return 0;
+    return left_ms(job, worst(job, member));
+}
+
+void cairn_cluster_relapse_waiting(struct cairn_cluster_job *job,
+                                   const struct cairn_cluster_member *member,
+                                   struct cairn_sentence *out)
+{
+    const struct cairn_cluster_relapse *relapse = worst(job, member);
+    struct cairn_sentence text = { "" };
+    if (relapse != NULL) who(job, relapse, &text);
+    cairn_sentence_set(out, "its turn in %" PRIu64 " s: %s, each time with the round of the others",
+                       (left_ms(job, relapse) + 999) / 1000, text.text);
+}
+
+void cairn_cluster_relapses_release(struct cairn_cluster_job *job)
+{
+    while (job->members.relapses != NULL) forget(job, &job->members.relapses);
+}
+
+/* ==== layouts ==== */
+
+cairn_status cairn_cluster_layouts_load(struct cairn_cluster_job *job,
+                                        const struct cairn_stored_job *row)
+{
+    struct cairn_layout *before;
+    const cairn_status status = cairn_plan_job_decode(&job->spec, row->layout_before,
+                                                      row->layout_before_bytes, &before);
+    if (status != CAIRN_OK) return status;
+    job->layouts.before = cairn_packed_copy(row->layout_before, row->layout_before_bytes);
+    job->layouts.before_shards = before->shard_count;
+    // It may be older than the layout that the slice under way began with: then there is no way back to that.
+    if (before->version + 1 == job->layout->version)
+        job->reshard.prior = before;
+    else
+        cairn_layout_close(before);
+    return job->layouts.before != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+void cairn_cluster_layouts_drop_next(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_layouts *l = &job->layouts;
+    cairn_layout_close(l->next);
+    cairn_packed_release(l->next_packed);
+    free(l->next_gone);
+    l->next = NULL;
+    l->next_packed = NULL;
+    l->next_gone = NULL;
+    l->storing = false;
+}
+
+void cairn_cluster_layouts_release(struct cairn_cluster_job *job)
+{
+    cairn_cluster_layouts_drop_next(job);
+    cairn_packed_release(job->layouts.before);
+    job->layouts.before = NULL;
+}
+
+/* ---- from one to the next ---- */
+
+bool cairn_cluster_layouts_behind(const struct cairn_cluster_job *job)
+{
+    return job->layouts.before != NULL &&
+           cairn_version_compare(cairn_cluster_job_version(job), job->layouts.at) <= 0;
+}
+
+bool cairn_cluster_layouts_serves(const struct cairn_cluster_job *job, uint32_t shard)
+{
+    const struct cairn_packed *packed = job->layouts.before;
+    struct cairn_layout *before;
+    if (!cairn_cluster_layouts_behind(job)) return false;
+    if (cairn_plan_job_decode(&job->spec, packed->bytes, packed->size, &before) != CAIRN_OK)
+        return true;
+    const bool serves = cairn_layout_owns(before, shard);
+    cairn_layout_close(before);
+    return serves;
+}
+
+static void make_holes(struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_layouts *l = &job->layouts;
+    CAIRN_EACH_SHARD (job, i) {
+        if (i >= l->next->shard_count || !cairn_is_hole(l->next_gone, l->next->shard_count, i))
+            continue;
+        cairn_cluster_members_forget_shard(job, i);
+        cairn_cluster_job_set_seat(job, i, NULL);
+    }
+}
+
+struct cairn_layout *cairn_cluster_layouts_take_next(struct cairn_cluster_job *job,
+                                                     struct cairn_version now)
+{
+    struct cairn_cluster_layouts *l = &job->layouts;
+    uint32_t before_shards;
+    struct cairn_packed *before = cairn_cluster_job_before_next(job, now, &before_shards);
+    if (before != NULL) before = cairn_packed_hold(before);
+    cairn_packed_release(l->before);
+    l->before = before;
+    l->before_shards = before_shards;
+    l->at = now;
+    CAIRN_EACH_SHARD (job, i) {
+        if (i >= job->layout->shard_count) job->shards[i].joined_at = now;
+    }
+    make_holes(job);
+    struct cairn_layout *was = job->layout;
+    cairn_packed_release(job->planned.layout);
+    job->layout = l->next;
+    job->planned.layout = l->next_packed;
+    job->planned.heaviest_over_mean = 0;
+    free(job->planned.shard_bytes);
+    job->planned.shard_bytes = NULL;
+    job->tiles.changed = true; // all shards are to know of them, no more and no fewer
+    l->next = NULL;
+    l->next_packed = NULL;
+    cairn_cluster_layouts_drop_next(job);
+    return was;
+}
+
+void cairn_cluster_layouts_published(struct cairn_cluster_job *job)
+{
+    cairn_packed_release(job->layouts.before);
+    job->layouts.before = NULL;
+}
+
+/* ---- what members hear ---- */
+
+static void send_changed(struct cairn_cluster_member *member,
+                         const struct cairn_cluster_shard_infos *infos)
+{
+    const struct cairn_cluster_job *job = member->job;
+    const bool behind = job->layouts.before != NULL;
+    Cairn__LayoutChanged message = CAIRN__LAYOUT_CHANGED__INIT;
+    message.job = job->id;
+    message.layout = job->layout->version;
+    message.since_generation = job->layouts.at.generation;
+    message.since_step = job->layouts.at.step + (behind ? 1 : 0);
+    message.layout_bytes = job->planned.layout->size;
+    message.shards = infos->list;
+    message.n_shards = infos->count;
+    cairn_cluster_session_send(member->session, CAIRN_MSG_LAYOUT_CHANGED, 0, &message.base);
+    cairn_cluster_session_pages(member->session, 0, CAIRN_PAGE_LAYOUT, job->planned.layout);
+}
+
+void cairn_cluster_member_layout_changed(struct cairn_cluster_member *member)
+{
+    struct cairn_cluster_shard_infos infos;
+    if (cairn_cluster_shard_infos_init(&infos, member->job, member->job->layout->shard_count)) {
+        send_changed(member, &infos);
+        cairn_cluster_shard_infos_release(&infos);
+        return;
+    }
+    // It would read and push by a layout that is not in force any more: it connects anew.
+    struct cairn_cluster_session *session = member->session;
+    if (session->closing) return;
+    session->closing = true;
+    cairn_peer_finish(session->peer, CAIRN_ERR_CLOSED, "the coordinator is out of memory");
+}
+
+void cairn_cluster_members_layout_changed(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_member *next;
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = next) {
+        next = m->next_of_job;
+        if (m->phase == CAIRN_MEMBER_ATTACHED) cairn_cluster_member_layout_changed(m);
+    }
+}
+
+/* ==== commits ==== */
+
+/* See members.h. */
+
+static void take_out_commit(struct cairn_cluster_member *member, uint32_t at)
+{
+    member->commits.count--;
+    memmove(&member->commits.list[at], &member->commits.list[at + 1],
+            (member->commits.count - at) * sizeof *member->commits.list);
+}
+
+void cairn_cluster_commits_add(struct cairn_cluster_member *member, uint32_t request,
+                               uint64_t round)
+{
+    if (member->commits.count == CAIRN_MEMBER_COMMITS_MAX) {
+        const uint32_t oldest = member->commits.list[0].request;
+        take_out_commit(member, 0);
+        cairn_cluster_session_error(member->session, oldest, CAIRN_ERR_BUSY,
+                                    "more than 8 calls of this worker ask how a round ends; call "
+                                    "it again when one of them has returned");
+    }
+    member->commits.list[member->commits.count++] = (struct cairn_cluster_commit) { request,
+                                                                                    round };
+}
+
+bool cairn_cluster_commits_answer(struct cairn_cluster_member *member,
+                                  const Cairn__RoundResult *result)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < member->commits.count;) {
+        const struct cairn_cluster_commit commit = member->commits.list[i];
+        if (commit.round != result->round) {
+            i++;
+            continue;
+        }
+        take_out_commit(member, i);
+        any = true;
+        cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_RESULT, commit.request,
+                                   &result->base);
+    }
+    return any;
+}
+
+void cairn_cluster_commits_fail(struct cairn_cluster_member *member, cairn_status status,
+                                const char *text)
+{
+    for (uint32_t i = 0; i < member->commits.count; i++)
+        cairn_cluster_session_error(member->session, member->commits.list[i].request, status, text);
+    member->commits.count = 0;
+}
+
+/* ==== version waits ==== */
+
+/* See members.h. */
+
+static void take_out_wait(struct cairn_cluster_member *member, uint32_t at)
+{
+    member->waits.count--;
+    memmove(&member->waits.list[at], &member->waits.list[at + 1],
+            (member->waits.count - at) * sizeof *member->waits.list);
+}
+
+/* Answers those of `state` that can be. */
+static void answer(struct cairn_cluster_job *job, bool state, const Cairn__VersionReady *ready)
+{
+    const struct cairn_version now = { ready->generation, ready->step };
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        for (uint32_t i = 0; i < m->waits.count;) {
+            const struct cairn_cluster_version_wait wait = m->waits.list[i];
+            if (wait.state != state || cairn_version_compare(now, wait.wanted) < 0) {
+                i++;
+                continue;
+            }
+            take_out_wait(m, i);
+            cairn_cluster_session_send(m->session, CAIRN_MSG_VERSION_READY, wait.request,
+                                       &ready->base);
+        }
+    }
+}
+
+/* Takes out one wait when there is one too many: the first for which nobody may wait any more
+ * (its time is over, or it named none), unanswered; else the newest, which is refused. */
+static void make_room(struct cairn_cluster_member *member, uint64_t now_ms)
+{
+    const uint32_t last = CAIRN_MEMBER_WAITS_MAX;
+    uint32_t at = 0;
+    struct cairn_sentence why;
+    while (at < last && member->waits.list[at].ends_ms > now_ms) at++;
+    const uint32_t request = member->waits.list[last].request;
+    take_out_wait(member, at);
+    if (at < last) return;
+    cairn_sentence_set(&why,
+                       "%d threads of this member wait for versions or client states already: ask "
+                       "again when one of them has ended",
+                       CAIRN_MEMBER_WAITS_MAX);
+    cairn_cluster_session_error(member->session, request, CAIRN_ERR_BUSY, why.text);
+}
+
+void cairn_cluster_member_version_wait(struct cairn_cluster_member *member, uint32_t request,
+                                       const Cairn__VersionWait *message)
+{
+    const uint64_t now_ms = uv_now(member->session->cluster->loop);
+    struct cairn_cluster_version_wait wait = { .request = request, .state = message->client_state };
+    if (!wait.state) wait.wanted = (struct cairn_version) { message->generation, message->step };
+    if (message->timeout_ms != 0) wait.ends_ms = now_ms + message->timeout_ms;
+    member->waits.list[member->waits.count++] = wait;
+    if (wait.state)
+        cairn_cluster_members_answer_states(member->job);
+    else
+        cairn_cluster_members_answer_versions(member->job);
+    if (member->waits.count > CAIRN_MEMBER_WAITS_MAX) make_room(member, now_ms);
+}
+
+void cairn_cluster_members_answer_states(struct cairn_cluster_job *job)
+{
+    Cairn__VersionReady ready = CAIRN__VERSION_READY__INIT;
+    const uint8_t *state;
+    size_t bytes;
+    if (job->core == NULL || !cairn_round_client_state(job->core, &state, &bytes)) return;
+    const struct cairn_version now = cairn_cluster_job_version(job);
+    ready.job = job->id;
+    ready.generation = now.generation;
+    ready.step = now.step;
+    ready.client_state = (ProtobufCBinaryData) { bytes, (uint8_t *)(uintptr_t)state };
+    answer(job, true, &ready);
+}
+
+void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job)
+{
+    Cairn__VersionReady ready = CAIRN__VERSION_READY__INIT;
+    if (!job->initialized || job->core == NULL) return;
+    const struct cairn_version now = cairn_cluster_job_version(job);
+    ready.job = job->id;
+    ready.generation = now.generation;
+    ready.step = now.step;
+    answer(job, false, &ready);
+}
+
+void cairn_cluster_members_tell_version(struct cairn_cluster_job *job)
+{
+    const struct cairn_version now = cairn_cluster_job_version(job);
+    if (cairn_version_compare(now, job->members.version_told) == 0) return;
+    job->members.version_told = now;
+    cairn_cluster_members_answer_versions(job);
+}

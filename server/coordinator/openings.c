@@ -1,0 +1,888 @@
+/* Workers and readers on their way into a job: the request, the pages of the spec, the wait for the job to be
+ * made or restored; openings.c is next. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/spec/optimizer.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/restore.h"
+
+/* A member of a job that is not here any more: it never makes another one of that name. */
+static void refuse_another(struct cairn_cluster_member *member)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(
+        &why,
+        "the coordinator does not know the job %s that this %s was attached to (%016" PRIx64
+        "), and no shard that is here holds it: it was dropped, or the coordinator runs on another "
+        "store.path; close it and open it again to begin a new one",
+        member->job_name, cairn_role_name(member->role), member->opening.attached_id);
+    cairn_cluster_opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
+}
+
+/* It wants what there is of the job in the snapshots, and has not been told yet that there is nothing. */
+static bool wants_restore(const struct cairn_cluster_member *member)
+{
+    return member->opening.resumes && member->opening.attached_id == 0 &&
+           member->role == CAIRN_ROLE_WIRE_WORKER;
+}
+
+/* True if the member is gone; else it waits. */
+static bool begin_resume(struct cairn_cluster_member *member)
+{
+    struct cairn_cluster *cluster = member->session->cluster;
+    if (cairn_cluster_resume_begin(cluster, member->job_name)) return false;
+    cairn_cluster_opening_refuse(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    return true;
+}
+
+/* It began no job, so none that has begun is its own. */
+static bool refuse_begun(struct cairn_cluster_member *member, const struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why, maker;
+    const uint64_t step = cairn_cluster_job_version(job).step;
+    const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST;
+    if (!member->opening.must_not_exist || (!lost && step <= job->spec.first_step)) return false;
+    cairn_cluster_events_maker(member->session->cluster, job->spec.name, &maker);
+    cairn_sentence_set(&why, "there is a job %s already, at step %" PRIu64 "%s%s%s%s",
+                       job->spec.name, step, maker.text[0] != '\0' ? ", made by " : "", maker.text,
+                       lost ? ", which is lost" : "",
+                       "; open it without must_not_exist to go on with it, give yours another "
+                       "name, or drop that one (`cairn job drop`)");
+    cairn_cluster_opening_refuse(member, CAIRN_ERR_EXISTS, why.text);
+    return true;
+}
+
+/* A worker has that rank, and lives: one that is dead is gone within a lease, so for so long it is awaited.
+ * True: the member waits, or is gone. */
+static bool is_contested(struct cairn_cluster_member *member, const struct cairn_cluster_job *job,
+                         bool *gone_out)
+{
+    struct cairn_cluster *cluster = member->session->cluster;
+    const struct cairn_cluster_member *rival = cairn_cluster_opening_rival(member, job);
+    const uint64_t now_ms = cairn_cluster_now_ms(cluster),
+                   lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
+    struct cairn_sentence why;
+    *gone_out = false;
+    if (rival == NULL) return false;
+    cluster->openings.contested = true;
+    if (member->opening.contested_ms == 0) member->opening.contested_ms = now_ms + 1;
+    if (now_ms + 1 - member->opening.contested_ms <= lease_ms) return true;
+    const bool was_in = member->opening.attached_id != 0;
+    cairn_sentence_set(&why,
+                       "rank %" PRIu32 " of job %s (at step %" PRIu64
+                       ") is the place of worker %s, which lives: it was heard %" PRIu64
+                       " ms ago%s",
+                       member->rank, job->spec.name, cairn_cluster_job_version(job).step,
+                       rival->session->name, uv_now(cluster->loop) - rival->session->last_frame_ms,
+                       was_in ? "; this process is to end"
+                              : "; end that process, give this job another name or this process "
+                                "another rank, or take the place: CAIRN_OPEN_TAKEOVER, in Python "
+                                "takeover=True");
+    *gone_out = true;
+    cairn_cluster_opening_refuse(member, was_in ? CAIRN_ERR_FENCED : CAIRN_ERR_PLACE_TAKEN,
+                                 why.text);
+    return true;
+}
+
+/* True if the member moved on (or is gone). */
+static bool advance(struct cairn_cluster_member *member)
+{
+    struct cairn_cluster *cluster = member->session->cluster;
+    struct cairn_cluster_job *job = cairn_cluster_job_find(cluster, member->job_name);
+    struct cairn_sentence why;
+    if (job != NULL) {
+        if (member->opening.attached_id == job->id)
+            cairn_cluster_job_seen(job, cairn_role_name(member->role), member->session->name,
+                                   member->opening.seen_epoch);
+        if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->extension.making || job->loss.behind ||
+            cairn_cluster_recovery_pending(job))
+            return false;
+        const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST; // also if its parts may return
+        if (lost && wants_restore(member))
+            return cairn_cluster_seats_staying(cluster, &job->spec, false) >=
+                       cairn_cluster_recovery_shards(job) &&
+                   begin_resume(member);
+        if (member->opening.attached_id != 0 && member->opening.attached_id != job->id) {
+            refuse_another(member);
+            return true;
+        }
+        if (member->opening.must_not_exist && member->opening.attached_id == 0 &&
+            job->version_unknown)
+            return false;
+        bool gone = false;
+        if (member->opening.attached_id == 0 && refuse_begun(member, job)) return true;
+        if (!cairn_cluster_opening_compare(member, job)) return true;
+        const bool fits = member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.joins;
+        if (!lost && fits && is_contested(member, job, &gone)) return gone;
+        member->opening.put_off = !lost && fits && cairn_cluster_relapse_wait_ms(job, member) > 0;
+        if (member->opening.put_off) {
+            cluster->openings.contested = true; // looked at with the next tick
+            return false;
+        }
+        cairn_cluster_opening_join(member, job);
+        return true;
+    }
+    if (cairn_cluster_job_planning(cluster, member->job_name) ||
+        cairn_cluster_job_is_strange(cluster, member->job_name, &why))
+        return false;
+    if (member->role != CAIRN_ROLE_WIRE_WORKER) {
+        cairn_sentence_set(&why, "there is no job %s; `cairn job list` shows those there are",
+                           member->job_name);
+        cairn_cluster_opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
+        return true;
+    }
+    if (cairn_cluster_seats_up(cluster) < (uint64_t)cluster->options->shards) return false;
+    if (member->opening.attached_id != 0) {
+        refuse_another(member);
+        return true;
+    }
+    if (wants_restore(member)) return begin_resume(member);
+    if (cairn_cluster_resuming(cluster, member->job_name))
+        return false; // for others, and so for it
+    if (member->opening.must_exist) {
+        cairn_sentence_set(&why,
+                           "there is no job %s, and must_exist begins none; `cairn job list`, "
+                           "`cairn snapshot list`",
+                           member->job_name);
+        cairn_cluster_opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
+        return true;
+    }
+    uint64_t generation;
+    if (!cairn_cluster_first_generation(cluster, member->job_name, &generation)) return false;
+    const cairn_status status = cairn_cluster_job_create(cluster, &member->opening.spec, generation,
+                                                         member->opening.packed,
+                                                         member->session->name, &why);
+    if (status != CAIRN_OK) cairn_cluster_opening_refuse(member, status, why.text);
+    return true; // gone, perhaps: a small job is planned at once, and may be refused
+}
+
+static bool advance_any(struct cairn_cluster *cluster)
+{
+    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
+        if (s->closing) continue;
+        for (struct cairn_cluster_member *m = s->members; m != NULL; m = m->next_of_session) {
+            if (m->phase == CAIRN_MEMBER_WAITING && advance(m)) return true;
+        }
+    }
+    return false;
+}
+
+void cairn_cluster_openings_advance(struct cairn_cluster *cluster)
+{
+    cluster->openings.again = true;
+    if (cluster->openings.advancing || cluster->closing) return;
+    cluster->openings.advancing = true;
+    while (cluster->openings.again) {
+        cluster->openings.again = false;
+        while (advance_any(cluster)) {}
+    }
+    cluster->openings.advancing = false;
+}
+
+void cairn_cluster_openings_tick(struct cairn_cluster *cluster)
+{
+    if (!cluster->openings.contested) return;
+    cluster->openings.contested = false; // unless one still waits
+    cairn_cluster_openings_advance(cluster);
+}
+
+void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *name,
+                                    cairn_status status, const char *text)
+{
+    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct cairn_cluster_member *m = s->members;
+        while (m != NULL) {
+            struct cairn_cluster_member *next = m->next_of_session;
+            if (m->phase == CAIRN_MEMBER_WAITING && strcmp(m->job_name, name) == 0) {
+                cairn_cluster_opening_refuse(m, status, text);
+            }
+            m = next;
+        }
+    }
+}
+
+void cairn_cluster_openers_resumed(struct cairn_cluster *cluster, const char *name,
+                                   cairn_status status, const char *text)
+{
+    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct cairn_cluster_member *m = s->members;
+        while (m != NULL) {
+            struct cairn_cluster_member *next = m->next_of_session;
+            if (m->phase == CAIRN_MEMBER_WAITING && m->opening.resumes &&
+                strcmp(m->job_name, name) == 0) {
+                m->opening.resumes = false;
+                if (status != CAIRN_OK) cairn_cluster_opening_refuse(m, status, text);
+            }
+            m = next;
+        }
+    }
+}
+
+/* The first member of the session that waits for what there is of the job; NULL: none. */
+static struct cairn_cluster_member *find_resuming(struct cairn_cluster_member *m, const char *name)
+{
+    while (m != NULL && (m->phase != CAIRN_MEMBER_WAITING || !wants_restore(m) ||
+                         strcmp(m->job_name, name) != 0))
+        m = m->next_of_session;
+    return m;
+}
+
+struct cairn_cluster_verdict {
+    struct cairn_cluster_verdict *next;
+    struct cairn_packed *packed; /* held: the spec as it came, by which it is known */
+    bool judged, joins;
+    cairn_status status;
+    struct cairn_sentence why; /* unless it joins */
+    Cairn__Error *rows;        /* owned: the same, until the first of these openers takes it */
+};
+
+static struct cairn_cluster_verdict *find_verdict(struct cairn_cluster_verdict *list,
+                                                  const struct cairn_packed *packed)
+{
+    while (list != NULL && list->packed != packed) list = list->next;
+    return list;
+}
+
+bool cairn_cluster_openers_list(struct cairn_cluster *cluster, const char *name,
+                                struct cairn_cluster_verdict **list)
+{
+    bool any = false;
+    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct cairn_cluster_member *m = find_resuming(s->members, name);
+        for (; m != NULL; m = find_resuming(m->next_of_session, name)) {
+            if (find_verdict(*list, m->opening.packed) != NULL) continue;
+            struct cairn_cluster_verdict *verdict = calloc(1, sizeof *verdict);
+            if (verdict == NULL) return any; // who is not in the list is refused
+            verdict->packed = cairn_packed_hold(m->opening.packed);
+            verdict->next = *list;
+            *list = verdict;
+            any = true;
+        }
+    }
+    return any;
+}
+
+static void judge_verdict(struct cairn_cluster_verdict *verdict,
+                          const struct cairn_job_spec_data *saved)
+{
+    struct cairn_job_spec_data spec;
+    verdict->judged = true;
+    verdict->status = cairn_spec_unpack(verdict->packed->bytes, verdict->packed->size,
+                                        cairn_optimizer_names(), &spec, &verdict->why);
+    if (verdict->status != CAIRN_OK) return;
+    verdict->joins = cairn_spec_joins(&spec, saved);
+    if (!verdict->joins) {
+        verdict->status = CAIRN_ERR_MISMATCH;
+        cairn_sentence_set(&verdict->why,
+                           "the snapshot of job %s is of another one than this spec:\n",
+                           saved->name);
+        cairn_cluster_opening_differences(&spec, saved, &verdict->why, &verdict->rows);
+    }
+    cairn_spec_release(&spec);
+}
+
+void cairn_cluster_verdicts_judge(struct cairn_cluster_verdict *list,
+                                  const struct cairn_job_spec_data *saved)
+{
+    for (; list != NULL; list = list->next)
+        if (!list->judged) judge_verdict(list, saved);
+}
+
+void cairn_cluster_verdicts_free(struct cairn_cluster_verdict *list)
+{
+    while (list != NULL) {
+        struct cairn_cluster_verdict *next = list->next;
+        cairn_packed_release(list->packed);
+        cairn__error__free_unpacked(list->rows, NULL);
+        free(list);
+        list = next;
+    }
+}
+
+/* As its verdict says. */
+static void refuse_resuming(struct cairn_cluster_member *m, struct cairn_cluster_verdict *verdict,
+                            struct cairn_sentence *why)
+{
+    if (verdict == NULL) {
+        cairn_cluster_opening_refuse(m, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
+        return;
+    }
+    *why = verdict->why;
+    cairn__error__free_unpacked(m->opening.rows, NULL);
+    m->opening.rows = verdict->rows;
+    verdict->rows = NULL;
+    cairn_cluster_opening_refuse(m, verdict->status, why->text);
+}
+
+cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster, const char *name,
+                                         struct cairn_cluster_verdict *list,
+                                         struct cairn_sentence *why)
+{
+    size_t refused = 0, kept = 0;
+    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct cairn_cluster_member *m = find_resuming(s->members, name), *next;
+        for (; m != NULL; m = next) {
+            struct cairn_cluster_verdict *verdict = find_verdict(list, m->opening.packed);
+            next = find_resuming(m->next_of_session, name);
+            if (verdict != NULL && verdict->joins) {
+                kept++;
+                continue;
+            }
+            refuse_resuming(m, verdict, why);
+            refused++;
+        }
+    }
+    return refused > 0 && kept == 0 ? CAIRN_ERR_MISMATCH : CAIRN_OK;
+}
+
+static cairn_status judge_open(const struct cairn_cluster_session *session,
+                               const Cairn__JobOpen *open, struct cairn_sentence *why)
+{
+    const bool worker = open->role == CAIRN_ROLE_WIRE_WORKER;
+    uint32_t arriving = 0;
+    for (const struct cairn_cluster_member *m = session->members; m != NULL;
+         m = m->next_of_session) {
+        arriving += m->phase == CAIRN_MEMBER_PAGES || m->phase == CAIRN_MEMBER_JUDGED;
+    }
+    // Not BUSY, at which a client asks again until its deadline: only its own cairn_job_close can help.
+    if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "%" PRIu32 " jobs are open on this connection, which are the most: close "
+                          "one, or open this one in another session",
+                          session->member_count);
+    }
+    if (arriving >= CAIRN_SESSION_PAGED_MAX) {
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "%" PRIu32 " specs are on their way on this connection already",
+                          arriving);
+    }
+    if (!cairn_job_name_ok(open->name)) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "a job's name has letters, digits, '.', '_' and '-' only, and does not "
+                          "begin with '.' or '-'");
+    }
+    if (!worker && open->role != CAIRN_ROLE_WIRE_READER) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "a job is opened by a worker or a reader");
+    }
+    if (worker && session->role != CAIRN_ROLE_WIRE_WORKER) {
+        return cairn_fail(why, CAIRN_ERR_REFUSED, "a reader cannot become a worker");
+    }
+    if (open->session == 0) return cairn_fail(why, CAIRN_ERR_INVALID, "a session number is not 0");
+    if (worker != (open->spec_bytes > 0)) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "a worker sends its spec, a reader does not");
+    }
+    return CAIRN_OK;
+}
+
+/* A member of that identity on this connection that is not in a job: its newer request stands. */
+static void drop_stale(struct cairn_cluster_session *session, const Cairn__JobOpen *open)
+{
+    struct cairn_cluster_member *m = session->members;
+    while (m != NULL) {
+        struct cairn_cluster_member *next = m->next_of_session;
+        if (m->id == open->session && m->job == NULL && strcmp(m->job_name, open->name) == 0) {
+            cairn_cluster_member_free(m);
+        }
+        m = next;
+    }
+}
+
+void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__JobOpen *open)
+{
+    struct cairn_sentence why;
+    drop_stale(session, open);
+    cairn_status status = judge_open(session, open, &why);
+    struct cairn_cluster_member *member = status == CAIRN_OK ? calloc(1, sizeof *member) : NULL;
+    if (member != NULL && (member->job_name = strdup(open->name)) == NULL) {
+        free(member);
+        member = NULL;
+    }
+    if (member == NULL) {
+        if (status == CAIRN_OK) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+        cairn_cluster_session_error(session, request, status, why.text);
+        return;
+    }
+    member->session = session;
+    member->id = open->session;
+    member->token = open->token;
+    member->role = open->role;
+    member->rank = open->rank;
+    member->opening.attached_id = open->attached;
+    if (open->seen_store == session->cluster->identity.id.store)
+        member->opening.seen_epoch = open->seen_epoch;
+    member->opening.launch = open->world;
+    member->opening.start_wait_ms = open->start_wait_ms;
+    member->opening.must_exist = open->must_exist;
+    member->opening.resumes = open->resume_latest;
+    member->opening.must_not_exist = open->must_not_exist;
+    member->opening.takes_over = open->takeover;
+    member->opening.run = open->run;
+    member->opening.restarts = open->restarts;
+    member->open_request = request;
+    cairn_spec_init(&member->opening.spec);
+    member->next_of_session = session->members;
+    session->members = member;
+    session->member_count++;
+    member->phase = open->spec_bytes > 0 ? CAIRN_MEMBER_PAGES : CAIRN_MEMBER_WAITING;
+    status = cairn_paged_init(&member->opening.pages, open->spec_bytes);
+    if (status != CAIRN_OK) {
+        cairn_cluster_opening_refuse(member, status,
+                                     "the spec is larger than a coordinator takes (64 MiB)");
+        return;
+    }
+    if (member->phase == CAIRN_MEMBER_WAITING) cairn_cluster_openings_advance(session->cluster);
+}
+
+cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
+                                         const struct cairn_job_spec_data *spec,
+                                         struct cairn_sentence *why)
+{
+    const int64_t most = cluster->options->workers_max;
+    const bool is_max = spec->workers_max > most;
+    if (spec->workers_min <= most && !is_max) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "workers_%s is %" PRIu32 ", this cluster allows %" PRId64
+                      " workers; raise round.workers_max",
+                      is_max ? "max" : "min", is_max ? spec->workers_max : spec->workers_min, most);
+}
+
+/* ---- the spec, on a thread: a million tensors take seconds ---- */
+
+struct judging {
+    struct cairn_cluster_work work;
+    char *job_name;              /* owned */
+    struct cairn_packed *packed; /* held: the member's */
+    struct cairn_packed
+        *job; /* held: the job's; NULL: the member's is read, and nothing compared */
+    /* what comes of it */
+    struct cairn_job_spec_data spec; /* owned */
+    cairn_status status;
+    struct cairn_sentence why; /* or the differences */
+    Cairn__Error *rows;        /* owned: these */
+    bool joins;
+};
+
+static void judging_free(void *arg)
+{
+    struct judging *judging = arg;
+    cairn_spec_release(&judging->spec);
+    cairn_packed_release(judging->packed);
+    cairn_packed_release(judging->job);
+    cairn__error__free_unpacked(judging->rows, NULL);
+    free(judging->job_name);
+    free(judging);
+}
+
+static void compare(struct judging *judging)
+{
+    struct cairn_job_spec_data job;
+    const struct cairn_packed *a = judging->packed, *b = judging->job;
+    judging->joins = a->size == b->size && memcmp(a->bytes, b->bytes, a->size) == 0;
+    if (judging->joins) return;
+    judging->status = cairn_spec_unpack(b->bytes, b->size, cairn_optimizer_names(), &job,
+                                        &judging->why);
+    if (judging->status != CAIRN_OK) return;
+    judging->joins = cairn_spec_joins(&judging->spec, &job);
+    judging->why.text[0] = '\0';
+    if (!judging->joins)
+        cairn_cluster_opening_differences(&judging->spec, &job, &judging->why, &judging->rows);
+    cairn_spec_release(&job);
+}
+
+static void read_spec(struct judging *judging)
+{
+    judging->status = cairn_spec_unpack(judging->packed->bytes, judging->packed->size,
+                                        cairn_optimizer_names(), &judging->spec, &judging->why);
+    if (judging->status != CAIRN_OK) {
+        cairn_spec_init(&judging->spec);
+        return;
+    }
+    if (strcmp(judging->spec.name, judging->job_name) == 0) return;
+    judging->status = cairn_fail(&judging->why, CAIRN_ERR_INVALID,
+                                 "the spec is of job %s, the request of job %s", judging->spec.name,
+                                 judging->job_name);
+}
+
+static void run_judging(struct cairn_cluster_work *work)
+{
+    struct judging *judging = (struct judging *)work;
+    if (judging->spec.name == NULL) read_spec(judging);
+    if (judging->status == CAIRN_OK && judging->job != NULL) compare(judging);
+    if (judging->status == CAIRN_OK && !judging->joins) return;
+    cairn_spec_release(&judging->spec); // here: it takes long, too, and nobody needs it any more
+    cairn_spec_init(&judging->spec);
+}
+
+/* It may be gone, with its session or by itself. */
+static struct cairn_cluster_member *judged_member(const struct judging *judging)
+{
+    struct cairn_cluster_session *session = judging->work.session;
+    struct cairn_cluster_member *m = session != NULL && !session->closing ? session->members : NULL;
+    while (m != NULL &&
+           (m->phase != CAIRN_MEMBER_JUDGED || m->open_request != judging->work.request))
+        m = m->next_of_session;
+    return m;
+}
+
+static void done_judging(struct cairn_cluster_work *work)
+{
+    struct judging *judging = (struct judging *)work;
+    struct cairn_cluster *cluster = work->cluster;
+    struct cairn_cluster_member *member = cluster->closing ? NULL : judged_member(judging);
+    struct cairn_sentence why = judging->why;
+    cairn_status status = judging->status;
+    if (member == NULL) {
+        cairn_cluster_free_by(cluster, judging_free, judging, judging->packed->size);
+        return;
+    }
+    member->phase = CAIRN_MEMBER_WAITING;
+    member->opening.spec = judging->spec;
+    cairn_spec_init(&judging->spec);
+    if (status == CAIRN_OK && judging->job != NULL) {
+        cairn_packed_release(member->opening.compared);
+        member->opening.compared = cairn_packed_hold(judging->job);
+        member->opening.joins = judging->joins;
+        member->opening.differences = why;
+        cairn__error__free_unpacked(member->opening.rows, NULL);
+        member->opening.rows = judging->rows;
+        judging->rows = NULL;
+    } else if (status == CAIRN_OK) {
+        status = cairn_cluster_judge_workers(cluster, &member->opening.spec, &why);
+    }
+    judging_free(judging);
+    if (status != CAIRN_OK) cairn_cluster_opening_refuse(member, status, why.text);
+    cairn_cluster_openings_advance(cluster);
+}
+
+/* Reads the member's spec, or compares it with `job`. The member may be refused, and gone, at once. */
+static void begin_judging(struct cairn_cluster_member *member, struct cairn_packed *job)
+{
+    struct cairn_cluster_session *session = member->session;
+    struct judging *judging = calloc(1, sizeof *judging);
+    if (judging != NULL) judging->job_name = strdup(member->job_name);
+    if (judging == NULL || judging->job_name == NULL) {
+        free(judging);
+        cairn_cluster_opening_refuse(member, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
+        return;
+    }
+    judging->work.run = run_judging;
+    judging->work.done = done_judging;
+    judging->packed = cairn_packed_hold(member->opening.packed);
+    judging->job = job != NULL ? cairn_packed_hold(job) : NULL;
+    judging->spec = member->opening.spec; // the thread's meanwhile
+    cairn_spec_init(&member->opening.spec);
+    member->phase = CAIRN_MEMBER_JUDGED;
+    if (!cairn_cluster_work_do(&judging->work, session->cluster, session, member->open_request,
+                               judging->packed->size)) {
+        judging_free(judging);
+        cairn_cluster_opening_refuse(member, CAIRN_ERR_BUSY,
+                                     "this connection waits for too many answers already");
+    }
+}
+
+bool cairn_cluster_opening_compare(struct cairn_cluster_member *member,
+                                   struct cairn_cluster_job *job)
+{
+    if (member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.compared == job->planned.spec)
+        return true;
+    begin_judging(member, job->planned.spec);
+    return false;
+}
+
+void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__Page *page)
+{
+    struct cairn_cluster_member *member = session->members;
+    while (member != NULL &&
+           (member->phase != CAIRN_MEMBER_PAGES || member->open_request != request)) {
+        member = member->next_of_session;
+    }
+    if (member == NULL) return; // of a request that was refused: the rest of its pages
+    const cairn_status status = page->what == CAIRN_PAGE_SPEC
+                                    ? cairn_paged_add(&member->opening.pages, page)
+                                    : CAIRN_ERR_PROTOCOL;
+    if (status != CAIRN_OK) {
+        cairn_cluster_opening_refuse(member, status,
+                                     "the pages of the spec do not follow each other");
+        return;
+    }
+    if (!cairn_paged_whole(&member->opening.pages)) return;
+    struct cairn_cluster_opening *opening = &member->opening;
+    opening->packed = cairn_packed_take(opening->pages.bytes, (size_t)opening->pages.have_bytes);
+    opening->pages = (struct cairn_paged) { .bytes = NULL };
+    if (opening->packed != NULL)
+        begin_judging(member, NULL);
+    else
+        cairn_cluster_opening_refuse(member, CAIRN_ERR_NO_MEMORY, "no memory for the spec");
+}
+
+/* ==== join ==== */
+
+/* A member whose job is there joins it, if it is the same job and has room; or it is refused. */
+
+/* BUSY, at which a client asks again until its deadline: one that died is gone after its lease. */
+static cairn_status judge_room(const struct cairn_cluster_member *member,
+                               const struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const uint32_t most = job->spec.workers_max;
+    uint32_t others = 0;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        const bool is_worker = m->role == CAIRN_ROLE_WIRE_WORKER;
+        others += is_worker && m->id != member->id && m->rank != member->rank;
+    }
+    if (most == 0 || others < most) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_BUSY,
+                      "job %s has %" PRIu32 " workers, and its workers_max is %" PRIu32
+                      ": raise it (`cairn job amend %s --workers MIN:MAX`), or end one",
+                      job->spec.name, others, most, job->spec.name);
+}
+
+const struct cairn_cluster_member *
+cairn_cluster_opening_rival(const struct cairn_cluster_member *member,
+                            const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_opening *mine = &member->opening;
+    if (member->role != CAIRN_ROLE_WIRE_WORKER || mine->takes_over) return NULL;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        const bool is_older_start = mine->run != 0 && m->opening.run == mine->run &&
+                                    m->opening.restarts < mine->restarts;
+        if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == member->rank && m->id != member->id &&
+            m->session != member->session && !is_older_start)
+            return m;
+    }
+    return NULL;
+}
+
+static cairn_status judge_join(const struct cairn_cluster_member *member,
+                               struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
+    if (job->state == CAIRN_CLUSTER_JOB_LOST)
+        return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
+                          job->loss.why.text);
+    if (same != NULL && same->token != member->token) {
+        return cairn_fail(why, CAIRN_ERR_REFUSED, "that session number belongs to another member");
+    }
+    if (same == NULL && job->members.count >= 2 * (uint64_t)job->cluster->options->workers_max) {
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "job %s has %" PRIu32 " members; raise round.workers_max", job->spec.name,
+                          job->members.count);
+    }
+    if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
+    if (member->opening.joins) return judge_room(member, job, why);
+    cairn_sentence_set(why,
+                       "job %s is another one than this spec: give the job's values, or choose "
+                       "another name, or drop "
+                       "it (`cairn job drop`), or change it as the last line says:\n",
+                       job->spec.name);
+    cairn_sentence_add(why, "%s", member->opening.differences.text);
+    return CAIRN_ERR_MISMATCH;
+}
+
+void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_status status,
+                                  const char *text)
+{
+    cairn_log_info("refused to open job %s for %s %s: %s", member->job_name,
+                   cairn_role_name(member->role), member->session->name, text);
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(uintptr_t)text;
+    if (status == CAIRN_ERR_MISMATCH && member->opening.rows != NULL) {
+        error.differences = member->opening.rows->differences;
+        error.n_differences = member->opening.rows->n_differences;
+    }
+    cairn_cluster_session_send(member->session, CAIRN_MSG_ERROR, member->open_request, &error.base);
+    cairn_cluster_member_free(member);
+}
+
+/* Hands over the requests of `same`, if it is on the same connection; on another connection the
+ * peer asks again. */
+static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_member *same)
+{
+    if (same->session == member->session) {
+        member->init.request = same->init.request;
+        member->begin_request = same->begin_request;
+        member->write.request = same->write.request;
+        member->write.reserves = same->write.reserves;
+        member->amend.request = same->amend.request;
+        member->amend.later = same->amend.later; // moves
+        same->amend.later = NULL;
+        member->amend.revision = same->amend.revision;
+        member->pause.ends_ms = same->pause.ends_ms;
+        memcpy(member->pause.what, same->pause.what, sizeof member->pause.what);
+        memcpy(member->commits.list, same->commits.list, sizeof member->commits.list);
+        member->commits.count = same->commits.count;
+        memcpy(member->waits.list, same->waits.list, sizeof member->waits.list);
+        member->waits.count = same->waits.count;
+        if (!same->tiles.arriving) member->tiles.request = same->tiles.request;
+        member->tiles.world = same->tiles.world;
+    }
+    member->tiles.declared = same->tiles.declared;
+    member->has_ended_round = same->has_ended_round;
+    cairn_cluster_member_free(same);
+}
+
+void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why;
+    cairn_status status = judge_join(member, job, &why);
+    if (status == CAIRN_OK) {
+        member->known_to = calloc(job->shard_room, 2);
+        if (member->known_to == NULL) {
+            status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        }
+    }
+    if (status != CAIRN_OK) {
+        cairn_cluster_opening_refuse(member, status, why.text);
+        return;
+    }
+    // The same session after a reconnect: the new connection takes its place, nobody else hears.
+    struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
+    if (same != NULL) take_over(member, same);
+    cairn_cluster_member_forget_spec(member);
+    member->tiles.known_to = member->known_to + job->shard_room;
+    member->phase = CAIRN_MEMBER_JOINING;
+    cairn_cluster_job_member_add(job, member);
+    cairn_cluster_member_tell_shards(member);
+}
+
+/* ==== mismatch ==== */
+
+/* Says how a worker's spec differs from the job's, and what would make the job so: in words for
+ * people, and in rows for programs. The rows of spec_fields.h say how each field is compared and
+ * named. */
+
+#define LINES_SHOWN  10
+#define ROWS_TOLD    64
+#define SETTINGS_MAX 16 // of a command that is spelled
+
+struct rows {
+    struct cairn_sentence *why;
+    size_t lines;
+    Cairn__Error *error; /* NULL: no memory */
+    bool whole;          /* each difference has a row, and each row a setting with its value */
+};
+
+static bool add_row(Cairn__Error *error, const struct cairn_spec_difference *d)
+{
+    Cairn__Difference *row = malloc(sizeof *row);
+    if (row == NULL) return false;
+    cairn__difference__init(row);
+    row->change = (uint32_t)d->change;
+    error->differences[error->n_differences++] = row;
+    const char *const texts[] = { d->line, d->key, d->value, d->tensor, d->field, d->there };
+    char **const copies[] = { &row->line,   &row->key,   &row->value,
+                              &row->tensor, &row->field, &row->there };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        char *copy = strdup(texts[i] != NULL ? texts[i] : "");
+        if (copy == NULL) return false;
+        *copies[i] = copy;
+    }
+    return true;
+}
+
+static void on_difference(void *context, const struct cairn_spec_difference *d)
+{
+    struct rows *rows = context;
+    if (rows->lines < LINES_SHOWN)
+        cairn_sentence_add(rows->why, "%s%s", rows->lines == 0 ? "" : "\n", d->line);
+    rows->lines++;
+    if (d->key == NULL || d->value == NULL) rows->whole = false;
+    if (rows->error == NULL || add_row(rows->error, d)) return;
+    cairn__error__free_unpacked(rows->error, NULL);
+    rows->error = NULL;
+}
+
+/* It is told by an earlier row: wire, of each tensor. */
+static bool is_told(const Cairn__Error *error, size_t row)
+{
+    for (size_t i = 0; i < row; i++)
+        if (strcmp(error->differences[i]->key, error->differences[row]->key) == 0) return true;
+    return false;
+}
+
+/* " --set stage=3 --set 'a b.lr=1'". False: too many to be spelled. */
+static bool spell(const Cairn__Error *error, struct cairn_sentence *out)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "._:,+-/";
+    size_t count = 0;
+    out->text[0] = '\0';
+    for (size_t i = 0; i < error->n_differences; i++) {
+        const Cairn__Difference *row = error->differences[i];
+        if (is_told(error, i)) continue;
+        if (count++ == SETTINGS_MAX || strchr(row->key, '\'') != NULL) return false;
+        const bool is_plain = strspn(row->key, plain) == strlen(row->key) &&
+                              strspn(row->value, plain) == strlen(row->value);
+        const char *quote = is_plain ? "" : "'";
+        cairn_sentence_add(out, " --set %s%s=%s%s", quote, row->key, row->value, quote);
+    }
+    return true;
+}
+
+/* The way that each row can go: the hardest of them does all. */
+static enum cairn_spec_change hardest(const Cairn__Error *error)
+{
+    enum cairn_spec_change most = CAIRN_SPEC_NEXT_ROUND;
+    for (size_t i = 0; i < error->n_differences; i++)
+        if (error->differences[i]->change > (uint32_t)most)
+            most = (enum cairn_spec_change)error->differences[i]->change;
+    return most;
+}
+
+static void add_way(const char *job, const struct rows *rows)
+{
+    struct cairn_sentence settings;
+    struct cairn_sentence *why = rows->why;
+    if (rows->error == NULL || rows->error->n_differences == 0) return;
+    const enum cairn_spec_change change = hardest(rows->error);
+    if (change == CAIRN_SPEC_NEVER) {
+        cairn_sentence_add(why, "\nno setting makes it so: %s",
+                           "an optimizer and how a job began stay as they are; tensors are added, "
+                           "frozen and thawed by cairn_job_amend");
+        return;
+    }
+    if (!rows->whole || !spell(rows->error, &settings)) {
+        cairn_sentence_add(why, "\nan amendment makes it so: cairn_job_amend, or m.amend(...)");
+        return;
+    }
+    if (change == CAIRN_SPEC_CREATED)
+        cairn_sentence_add(why,
+                           "\na job of its snapshot is so, moments and step included: `cairn "
+                           "snapshot create %s --wait`, then `cairn job create %s --from "
+                           "%s/latest%s`",
+                           job, job, job, settings.text);
+    else
+        cairn_sentence_add(
+            why, "\nan amendment makes it so: `cairn job amend %s%s`%s", job, settings.text,
+            change == CAIRN_SPEC_REOPENED ? " (every worker of it is told, and opens it again)"
+                                          : "");
+}
+
+void cairn_cluster_opening_differences(const struct cairn_job_spec_data *spec,
+                                       const struct cairn_job_spec_data *job,
+                                       struct cairn_sentence *why, Cairn__Error **rows_out)
+{
+    const struct cairn_job_spec_data mine = cairn_spec_with_workers(spec, job);
+    struct rows rows = { .why = why, .error = malloc(sizeof *rows.error), .whole = true };
+    if (rows.error != NULL) cairn__error__init(rows.error);
+    if (rows.error != NULL)
+        rows.error->differences = calloc(ROWS_TOLD, sizeof(Cairn__Difference *));
+    if (rows.error != NULL && rows.error->differences == NULL) {
+        free(rows.error);
+        rows.error = NULL;
+    }
+    const size_t found = cairn_spec_diff(&mine, job, ROWS_TOLD, on_difference, &rows);
+    if (found > LINES_SHOWN)
+        cairn_sentence_add(why, "\nand %zu more differences", found - LINES_SHOWN);
+    if (found > ROWS_TOLD) rows.whole = false;
+    add_way(job->name, &rows);
+    *rows_out = rows.error;
+}

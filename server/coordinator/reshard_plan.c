@@ -1,0 +1,1072 @@
+/* Plans a re-sharding: its target, and whether the run is possible. See reshard.h. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/plan/plan.h"
+#include "proto/plan/reshard.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/reshard.h"
+#include "server/coordinator/store.h"
+
+#define SLICE_BYTES_MAX ((uint64_t)64 << 20)
+#define SLICE_PART_MAX  0.02 /* of what the shard owns, where that is more */
+
+/* ---- may it be? ---- */
+
+static cairn_status judge_stage_0(const struct cairn_cluster_job *job,
+                                  const struct cairn_cluster_reshard_wish *wish,
+                                  struct cairn_sentence *why)
+{
+    const uint32_t owners = cairn_cluster_reshard_wish_owners(wish);
+    if (job->spec.stage != 0 || owners == 1) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "job %s has stage 0: one shard has all of its state, and it cannot be spread "
+                      "over %" PRIu32
+                      "; it can move to another one, or be made with stage 1 or more",
+                      job->spec.name, owners);
+}
+
+static cairn_status judge(const struct cairn_cluster_job *job,
+                          const struct cairn_cluster_reshard_wish *wish, struct cairn_sentence *why)
+{
+    if (job->state == CAIRN_CLUSTER_JOB_LOST)
+        return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
+                          job->loss.why.text);
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized || job->core == NULL)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
+                          job->spec.name, cairn_cluster_job_state_name(job));
+    if (cairn_cluster_job_has_device(job) && job->spec.offload_fraction > 0)
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
+                          "job %s has offload_fraction %g: what lies partly on devices cannot move "
+                          "while it goes on: save it and restore it over the shards that it is to "
+                          "have (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
+                          job->spec.name, job->spec.offload_fraction, job->spec.name,
+                          job->spec.name);
+    if (wish->count > job->shard_room)
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "%d shards have joined job %s since the coordinator started, which are "
+                          "the most: start the coordinator again, or restore a snapshot of the job",
+                          CAIRN_JOB_JOINS_MAX, job->spec.name);
+    for (uint32_t i = 0; i < wish->count; i++) {
+        if (wish->shards[i].seat == NULL || cairn_cluster_seat_obeys(wish->shards[i].seat))
+            continue;
+        return cairn_fail(why, CAIRN_ERR_NOT_READY,
+                          "shard %s is away: a re-sharding begins when all shards of it are here",
+                          wish->shards[i].seat->name);
+    }
+    return judge_stage_0(job, wish, why);
+}
+
+static bool is_of(const Cairn__MemoryTold *told, const struct cairn_cluster_job *job)
+{
+    return told->job == job->id;
+}
+
+static uint64_t beside_state(const Cairn__MemoryTold *told)
+{
+    return told->landing + told->staging + told->tables;
+}
+
+/* The memory that a joining shard will need beside its state: as much as the most that one of
+ * the job's other shards has. */
+static uint64_t beside_state_max(const struct cairn_cluster_job *job)
+{
+    uint64_t most = 0;
+    CAIRN_EACH_SHARD (job, s) {
+        const struct cairn_cluster_seat *seat = job->shards[s].seat;
+        for (size_t i = 0; seat != NULL && i < seat->memory_count; i++)
+            if (is_of(&seat->memory[i], job) && beside_state(&seat->memory[i]) > most)
+                most = beside_state(&seat->memory[i]);
+    }
+    return most;
+}
+
+/* The bytes of its device that a shard may use for state of the job, if room for a slice stays
+ * free; 0: it keeps none there. */
+static uint64_t device_capacity_of(const struct cairn_cluster_job *job,
+                                   const struct cairn_cluster_seat *seat, uint64_t slice_bytes)
+{
+    const struct cairn_cluster_session *session = seat != NULL ? seat->session : NULL;
+    if (session == NULL || session->home == NULL || session->home->total_bytes == 0 ||
+        job->spec.offload_fraction > 0)
+        return 0;
+    uint64_t taken = session->home->taken_bytes + slice_bytes;
+    for (size_t i = 0; i < seat->memory_count; i++)
+        if (!is_of(&seat->memory[i], job)) taken += seat->memory[i].device;
+    return taken < session->home->total_bytes ? session->home->total_bytes - taken : 1;
+}
+
+/* The bytes of its memory that a shard may use for state of the job, if room for a slice stays
+ * free; 0: not known. A shard that has just come has not yet said what is taken, so all of its
+ * memory counts. */
+static uint64_t capacity_of(const struct cairn_cluster_job *job,
+                            const struct cairn_cluster_seat *seat, uint64_t slice_bytes)
+{
+    uint64_t taken = slice_bytes;
+    bool has_part = false;
+    const uint64_t device = device_capacity_of(job, seat, slice_bytes);
+    if (device > 0) return device;
+    if (seat == NULL || seat->memory_bytes == 0) return 0;
+    for (size_t i = 0; i < seat->memory_count; i++) {
+        const Cairn__MemoryTold *told = &seat->memory[i];
+        taken += beside_state(told);
+        if (is_of(told, job))
+            has_part = true;
+        else
+            taken += told->state + told->published;
+    }
+    if (!has_part) taken += beside_state_max(job);
+    return taken < seat->memory_bytes ? seat->memory_bytes - taken : 1;
+}
+
+/* ---- the target ---- */
+
+static uint64_t bytes_of(const struct cairn_cluster_job *job)
+{
+    uint64_t bytes = 0;
+    for (size_t e = 0; e < job->layout->extent_count; e++)
+        bytes += cairn_plan_extent_bytes(&job->spec, job->layout, &job->layout->extents[e]);
+    return bytes;
+}
+
+/* A shard of it is being stopped, and ends in some seconds whatever has moved: no more than must moves. */
+static int is_in_haste(const struct cairn_cluster_reshard_wish *wish)
+{
+    for (uint32_t i = 0; i < wish->count; i++)
+        if (wish->shards[i].seat != NULL && wish->shards[i].seat->drain.request != 0) return 1;
+    return 0;
+}
+
+/* The arrays about the shards that the planner asks for: [count] each, owned. */
+struct asked {
+    double *weights;
+    uint64_t *capacities;
+    const char **names;
+};
+
+static void asked_release(struct asked *asked)
+{
+    free(asked->weights);
+    free(asked->capacities);
+    free(asked->names);
+}
+
+static bool asked_init(struct asked *asked, const struct cairn_cluster_job *job,
+                       const struct cairn_cluster_reshard_wish *wish)
+{
+    asked->weights = calloc((size_t)wish->count + 1, sizeof *asked->weights);
+    asked->capacities = calloc((size_t)wish->count + 1, sizeof *asked->capacities);
+    asked->names = calloc((size_t)wish->count + 1, sizeof *asked->names);
+    if (asked->weights == NULL || asked->capacities == NULL || asked->names == NULL) {
+        asked_release(asked);
+        return false;
+    }
+    const uint64_t all = bytes_of(job);
+    const uint64_t slice_bytes = all < SLICE_BYTES_MAX ? all : SLICE_BYTES_MAX;
+    for (uint32_t i = 0; i < wish->count; i++) {
+        const struct cairn_cluster_seat *seat = wish->shards[i].seat;
+        asked->weights[i] = seat != NULL ? wish->shards[i].weight : 0;
+        asked->capacities[i] = capacity_of(job, seat, slice_bytes);
+        asked->names[i] = seat != NULL ? seat->name : "";
+    }
+    return true;
+}
+
+/* The most that a slice takes or gives at each shard, in bytes; [shard_count], malloc'ed. NULL: no memory. */
+static uint64_t *limits_of(const struct cairn_cluster_job *job, uint32_t shard_count, uint64_t most)
+{
+    uint64_t *limits = calloc((size_t)shard_count + 1, sizeof *limits);
+    if (limits == NULL) return NULL;
+    for (size_t e = 0; e < job->layout->extent_count; e++) {
+        const struct cairn_extent *extent = &job->layout->extents[e];
+        limits[extent->shard] += cairn_plan_extent_bytes(&job->spec, job->layout, extent);
+    }
+    for (uint32_t i = 0; i < shard_count; i++) {
+        const uint64_t part = (uint64_t)((double)limits[i] * SLICE_PART_MAX);
+        const uint64_t top = part > SLICE_BYTES_MAX ? part : SLICE_BYTES_MAX;
+        limits[i] = most < top ? most : top;
+    }
+    return limits;
+}
+
+/* The most that a slice brings any of them. */
+static uint64_t largest_slice(const struct cairn_cluster_job *job, uint32_t shard_count)
+{
+    const uint64_t all = bytes_of(job);
+    uint64_t *limits = limits_of(job, shard_count, all);
+    uint64_t largest = limits == NULL ? all : 0;
+    for (uint32_t i = 0; limits != NULL && i < shard_count; i++)
+        if (limits[i] > largest) largest = limits[i];
+    free(limits);
+    return largest;
+}
+
+static cairn_status count_slices(const struct cairn_cluster_job *job,
+                                 struct cairn_layout_tensor *tensors,
+                                 struct cairn_cluster_reshard_target *target)
+{
+    uint64_t *limits = limits_of(job, target->layout->shard_count,
+                                 cairn_cluster_reshard_slice_most(job));
+    struct cairn_slice_left left = { 0 };
+    if (limits == NULL) return CAIRN_ERR_NO_MEMORY;
+    const struct cairn_slice_request request = { .tensors = tensors,
+                                                 .tensor_count = (uint32_t)job->spec.tensor_count,
+                                                 .current = job->layout,
+                                                 .target = target->layout,
+                                                 .limit_bytes = limits,
+                                                 .chunk_leaves = job->spec.chunk_leaves };
+    const cairn_status status = cairn_plan_slices_left(&request, &left);
+    free(limits);
+    target->slices = left.slices;
+    return status;
+}
+
+void cairn_cluster_reshard_target_release(struct cairn_cluster_reshard_target *target)
+{
+    cairn_layout_close(target->layout);
+    if (target->report != NULL) cairn_reshard_report_release(target->report);
+    free(target->report);
+    target->layout = NULL;
+    target->report = NULL;
+}
+
+cairn_status cairn_cluster_reshard_plan(const struct cairn_cluster_job *job,
+                                        const struct cairn_cluster_reshard_wish *wish,
+                                        struct cairn_cluster_reshard_target *target_out,
+                                        struct cairn_sentence *why)
+{
+    struct asked asked;
+    struct cairn_cluster_reshard_target target = { NULL, NULL, 0 };
+    cairn_status status = judge(job, wish, why);
+    if (status != CAIRN_OK) return status;
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    target.report = calloc(1, sizeof *target.report);
+    if (tensors == NULL || target.report == NULL || !asked_init(&asked, job, wish)) {
+        free(tensors);
+        free(target.report);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    }
+    const struct cairn_reshard_request request = {
+        .tensors = tensors,
+        .tensor_count = (uint32_t)job->spec.tensor_count,
+        .current = job->layout,
+        .shard_count = wish->count,
+        .weights = asked.weights,
+        .capacity_bytes = asked.capacities,
+        .slice_bytes = largest_slice(job, wish->count),
+        .least = is_in_haste(wish),
+        .names = asked.names,
+        .spread = job->spec.spread,
+    };
+    struct cairn_sentence reason = { "" };
+    status = cairn_plan_reshard(&request, &target.layout, target.report, &reason);
+    if (status == CAIRN_OK) status = count_slices(job, tensors, &target);
+    free(tensors);
+    asked_release(&asked);
+    if (status == CAIRN_OK) {
+        *target_out = target;
+        return CAIRN_OK;
+    }
+    cairn_cluster_reshard_target_release(&target);
+    return cairn_fail(why, status, "job %s cannot be spread so: %s", job->spec.name,
+                      reason.text[0] != '\0' ? reason.text : cairn_status_text((int)status));
+}
+
+cairn_status cairn_cluster_reshard_slice(const struct cairn_cluster_job *job,
+                                         struct cairn_layout **next_out, uint64_t *bytes_out)
+{
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    uint64_t *limits = limits_of(job, job->reshard.target->shard_count,
+                                 cairn_cluster_reshard_slice_most(job));
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    *next_out = NULL;
+    *bytes_out = 0;
+    if (tensors != NULL && limits != NULL) {
+        const struct cairn_slice_request request = {
+            .tensors = tensors,
+            .tensor_count = (uint32_t)job->spec.tensor_count,
+            .current = job->layout,
+            .target = job->reshard.target,
+            .limit_bytes = limits,
+            .chunk_leaves = job->spec.chunk_leaves,
+        };
+        status = cairn_plan_slice(&request, next_out, bytes_out);
+    }
+    free(tensors);
+    free(limits);
+    return status;
+}
+
+/* ==== reshard admin ==== */
+
+/* Answers operators about re-shardings: they are planned, begun, shown, canceled. See reshard.h. */
+
+/* ---- what is told ---- */
+
+/* A job's answer with what it owns. */
+struct view {
+    Cairn__ReshardJob told;
+    struct cairn_sentence text;
+    Cairn__ReshardPair *pairs; /* owned */
+    Cairn__ReshardPair **list; /* owned */
+    uint32_t serial; /* of the run that begins with it, once that is in the store; 0: none */
+};
+
+static const char *state_name(enum cairn_cluster_reshard_state state)
+{
+    static const char *const names[] = { "none", "moving", "done", "canceled", "failed" };
+    return names[state];
+}
+
+void cairn_cluster_reshard_show(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    const struct cairn_cluster_reshard_told *told = &job->reshard.told;
+    out->text[0] = '\0';
+    if (!job->reshard.running) return;
+    cairn_sentence_set(out, "slice %" PRIu32 " of %" PRIu32 ", %" PRIu64 " of %" PRIu64 " bytes%s",
+                       told->slice, told->slices, told->moved_bytes, told->all_bytes,
+                       job->reshard.canceled ? "; it ends after this slice" : "");
+}
+
+/* Says that the slice under way waits for this shard, if it does. */
+static void say_slice_waiting(const struct cairn_cluster_reshard *r, uint32_t shard,
+                              const char *name, struct cairn_sentence *out)
+{
+    if (r->move == NULL || !cairn_move_waits_for(r->move, shard)) return;
+    cairn_sentence_set(out, "it waits for shard %s%s", name,
+                       cairn_move_stage_of(r->move) == CAIRN_MOVE_PREPARING
+                           ? " to make room for what comes"
+                           : " to have all that it owns");
+}
+
+static void say_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    const struct cairn_cluster_reshard *r = &job->reshard;
+    *out = r->told.text;
+    if (!r->running) return;
+    if (job->snapshots.cut != NULL)
+        cairn_sentence_set(out, "it waits for a snapshot or digest that is being taken");
+    else if (job->park.shut)
+        cairn_sentence_set(out, "it waits until the job is not parked any more");
+    else if (r->asking != NULL)
+        cairn_sentence_set(out, "it waits for %s", r->asking);
+    for (uint32_t i = 0; i < r->joiner_count; i++)
+        if (!cairn_cluster_seat_obeys(r->joiners[i].seat))
+            cairn_sentence_set(out, "it waits for shard %s, which is not here",
+                               r->joiners[i].seat->name);
+    CAIRN_EACH_SHARD (job, i) {
+        const char *name = job->shards[i].seat->name;
+        say_slice_waiting(r, i, name, out);
+        if (!job->shards[i].up) cairn_sentence_set(out, "it waits for shard %s", name);
+    }
+}
+
+/* Counts the shards that will hold the job after the run, without those lost since it began. */
+static uint32_t count_staying(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_reshard *r = &job->reshard;
+    uint32_t count = 0;
+    CAIRN_EACH_SHARD (job, i) count += job->shards[i].weight > 0;
+    for (uint32_t i = 0; i < r->joiner_count; i++) count += r->joiners[i].weight > 0;
+    return count;
+}
+
+static void view_run(const struct cairn_cluster_job *job, struct view *view)
+{
+    const struct cairn_cluster_reshard_told *told = &job->reshard.told;
+    Cairn__ReshardJob *out = &view->told;
+    cairn__reshard_job__init(out);
+    say_waiting(job, &view->text);
+    out->name = job->spec.name;
+    out->state = (char *)(uintptr_t)state_name(job->reshard.running ? CAIRN_RESHARD_MOVING
+                                                                    : told->state);
+    out->text = view->text.text;
+    out->layout_hash = cairn_layout_number(job->layout);
+    out->least_bytes = told->least_bytes;
+    out->all_bytes = told->all_bytes;
+    out->moved_bytes = told->moved_bytes;
+    out->heaviest_before = told->heaviest_before;
+    out->heaviest_after = told->heaviest_after;
+    out->slices = told->slices > told->slice ? told->slices : told->slice;
+    out->slice = told->slice;
+    out->shards_before = told->shards_before;
+    out->shards_after = job->reshard.running ? count_staying(job) : told->shards_after;
+    if (told->begun_ms != 0)
+        out->elapsed_ms = (job->reshard.running ? cairn_cluster_now_ms(job->cluster)
+                                                : told->ended_ms) -
+                          told->begun_ms;
+    if (told->median_us > 0) out->worst_step = (double)told->worst_us / told->median_us;
+    out->state_bytes = told->state_bytes;
+    out->state_us = told->state_us;
+    out->prepare_us = told->stage_us[CAIRN_MOVE_PREPARING];
+    out->cut_us = told->stage_us[CAIRN_MOVE_CUTTING];
+    out->move_us = told->stage_us[CAIRN_MOVE_MOVING];
+    out->rests = cairn_cluster_pace_rests(job);
+}
+
+static bool view_plan(const struct cairn_cluster_job *job,
+                      const struct cairn_cluster_reshard_wish *wish,
+                      const struct cairn_cluster_reshard_target *target, struct view *view)
+{
+    const struct cairn_reshard_report *report = target->report;
+    Cairn__ReshardJob *out = &view->told;
+    view_run(job, view);
+    view->pairs = calloc(report->pair_count + 1, sizeof *view->pairs);
+    view->list = calloc(report->pair_count + 1, sizeof *view->list);
+    if (view->pairs == NULL || view->list == NULL) return false;
+    for (size_t i = 0; i < report->pair_count; i++) {
+        cairn__reshard_pair__init(&view->pairs[i]);
+        view->pairs[i].from = wish->shards[report->pairs[i].from].seat->name;
+        view->pairs[i].to = wish->shards[report->pairs[i].to].seat->name;
+        view->pairs[i].bytes = report->pairs[i].bytes;
+        view->list[i] = &view->pairs[i];
+    }
+    view->text.text[0] = '\0';
+    out->state = (char *)(uintptr_t) "planned";
+    out->pairs = view->list;
+    out->n_pairs = report->pair_count;
+    out->least_bytes = report->least_bytes;
+    out->all_bytes = report->moved_bytes;
+    out->moved_bytes = out->elapsed_ms = out->slice = 0;
+    out->heaviest_before = report->heaviest_before;
+    out->heaviest_after = report->heaviest_after;
+    out->pieces_before = cairn_layout_pieces(job->layout);
+    out->pieces_after = cairn_layout_pieces(target->layout);
+    out->pieces_fresh = report->pieces_fresh;
+    out->afresh = report->afresh_count;
+    out->slices = target->slices;
+    out->shards_before = job->seat_count;
+    out->shards_after = cairn_cluster_reshard_wish_owners(wish);
+    out->worst_step = 0;
+    out->expected_s = cairn_cluster_reshard_expected_s(job, target);
+    out->expected_pause_s = cairn_cluster_reshard_expected_pause_s(job, wish->pause);
+    return true;
+}
+
+/* Shows why a wish is refused. The run that the job may have under way is not shown with it. */
+static void view_refused(const struct cairn_cluster_job *job, const struct cairn_sentence *why,
+                         struct view *view)
+{
+    cairn__reshard_job__init(&view->told);
+    view->text = *why;
+    view->told.name = job->spec.name;
+    view->told.state = (char *)(uintptr_t) "refused";
+    view->told.text = view->text.text;
+    view->told.layout_hash = cairn_layout_number(job->layout);
+}
+
+static void view_release(struct view *view)
+{
+    free(view->pairs);
+    free(view->list);
+}
+
+/* ---- one job ---- */
+
+static cairn_status judge_hash(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                               struct cairn_sentence *why)
+{
+    if (ask->layout_hash == 0 || ask->layout_hash == cairn_layout_number(job->layout))
+        return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_MISMATCH,
+                      "job %s has another layout now than the one that was planned for: plan again",
+                      job->spec.name);
+}
+
+static cairn_status plan(struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                         struct view *view, struct cairn_sentence *why)
+{
+    struct cairn_cluster_reshard_wish wish;
+    struct cairn_cluster_reshard_target target;
+    cairn_status status = cairn_cluster_reshard_wish_asked(job, ask, &wish, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_cluster_reshard_plan(job, &wish, &target, why);
+    if (status == CAIRN_OK) {
+        if (!view_plan(job, &wish, &target, view))
+            status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        cairn_cluster_reshard_target_release(&target);
+    }
+    cairn_cluster_reshard_wish_release(&wish);
+    return status;
+}
+
+static cairn_status apply(struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                          struct view *view, struct cairn_sentence *why)
+{
+    struct cairn_cluster_reshard_wish wish;
+    cairn_status status = judge_hash(job, ask, why);
+    if (status == CAIRN_OK) status = cairn_cluster_reshard_wish_asked(job, ask, &wish, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_cluster_reshard_begin(job, &wish, why);
+    cairn_cluster_reshard_wish_release(&wish);
+    if (status == CAIRN_OK) view_run(job, view);
+    if (status == CAIRN_OK) view->serial = job->reshard.serial;
+    return status;
+}
+
+/* A drain, too, which would begin it again. */
+static cairn_status cancel(struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const bool was_drain = cairn_cluster_drains_cancel(job);
+    const cairn_status status = cairn_cluster_reshard_cancel(job, why);
+    return was_drain ? CAIRN_OK : status;
+}
+
+static cairn_status answer_job(struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                               struct view *view, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    switch (ask->op) {
+    case CAIRN_RESHARD_PLAN: return plan(job, ask, view, why);
+    case CAIRN_RESHARD_APPLY: return apply(job, ask, view, why);
+    case CAIRN_RESHARD_CANCEL: status = cancel(job, why); break;
+    case CAIRN_RESHARD_STATUS: break;
+    default:
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%" PRIu32 " is no request of a re-sharding",
+                          ask->op);
+    }
+    if (status == CAIRN_OK) view_run(job, view);
+    return status;
+}
+
+/* ---- what waits for the store ---- */
+
+/* Runs have begun, and who asked for them hears of it when the store has them: a coordinator that ends before
+ * that forgets them. Writes end in their order, so the last one has them all. */
+struct cairn_cluster_reshard_asked {
+    struct cairn_cluster_reshard_asked *next; /* of the cluster's list */
+    struct cairn_cluster_waiter *waiter;
+    uint32_t first, last;   /* the runs, by their serials */
+    ProtobufCMessage *told; /* owned */
+    cairn_status status;    /* of the store */
+    struct cairn_sentence why;
+};
+
+static void asked_free(struct cairn_cluster_reshard_asked *asked)
+{
+    cairn_cluster_waiters_release(&asked->waiter);
+    if (asked->told != NULL) cairn_message_free(asked->told);
+    free(asked);
+}
+
+void cairn_cluster_reshard_stored(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_reshard_asked **at = &saved->cluster->asked, *asked;
+    while ((asked = *at) != NULL && (saved->number < asked->first || saved->number > asked->last))
+        at = &asked->next;
+    if (asked == NULL) return; // a run by policy, or of a drain
+    if (saved->status != CAIRN_OK) {
+        asked->status = saved->status;
+        cairn_sentence_set(&asked->why, "%s", saved->why);
+    }
+    if (saved->number != asked->last) return;
+    *at = asked->next;
+    if (asked->status == CAIRN_OK)
+        cairn_cluster_waiters_answer(&asked->waiter, CAIRN_MSG_RESHARD_TOLD, asked->told);
+    else
+        cairn_cluster_waiters_fail(&asked->waiter, asked->status, asked->why.text);
+    asked_free(asked);
+}
+
+void cairn_cluster_reshard_forget(struct cairn_cluster *cluster,
+                                  const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_reshard_asked *a = cluster->asked; a != NULL; a = a->next)
+        cairn_cluster_waiters_forget(&a->waiter, session);
+}
+
+void cairn_cluster_reshard_asked_close(struct cairn_cluster *cluster)
+{
+    while (cluster->asked != NULL) {
+        struct cairn_cluster_reshard_asked *asked = cluster->asked;
+        cluster->asked = asked->next;
+        asked_free(asked);
+    }
+}
+
+static ProtobufCMessage *copy_told(const Cairn__ReshardTold *told)
+{
+    const size_t size = protobuf_c_message_get_packed_size(&told->base);
+    uint8_t *packed = malloc(size + 1);
+    if (packed == NULL) return NULL;
+    protobuf_c_message_pack(&told->base, packed);
+    ProtobufCMessage *copy = cairn_message_unpack(told->base.descriptor, packed, size);
+    free(packed);
+    return copy;
+}
+
+static bool tell_later(struct cairn_cluster_session *session, uint32_t request,
+                       const Cairn__ReshardTold *told, uint32_t first, uint32_t last)
+{
+    struct cairn_cluster_reshard_asked *asked = calloc(1, sizeof *asked);
+    if (asked == NULL) return false;
+    asked->first = first;
+    asked->last = last;
+    asked->told = copy_told(told);
+    if (asked->told == NULL || !cairn_cluster_waiters_add(&asked->waiter, session, request)) {
+        asked_free(asked);
+        return false;
+    }
+    asked->next = session->cluster->asked;
+    session->cluster->asked = asked;
+    return true;
+}
+
+/* ---- asked ---- */
+
+/* At once, or when the runs that begin with it are in the store. */
+static void answer(struct cairn_cluster_session *session, uint32_t request,
+                   Cairn__ReshardJob **list, const struct view *views, size_t count)
+{
+    Cairn__ReshardTold told = CAIRN__RESHARD_TOLD__INIT;
+    uint32_t first = 0, last = 0;
+    told.jobs = list;
+    told.n_jobs = count;
+    for (size_t i = 0; i < count; i++) {
+        if (views[i].serial == 0) continue;
+        first = first == 0 ? views[i].serial : first;
+        last = views[i].serial;
+    }
+    if (last == 0)
+        cairn_cluster_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
+    else if (!tell_later(session, request, &told, first, last))
+        cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
+                                    "it begins, and too many requests wait on this connection to "
+                                    "say when it is in the store: `cairn reshard status`");
+}
+
+/* Answers a wish for all jobs; a job that refuses it is listed with the reason. */
+static void answer_all(struct cairn_cluster_session *session, uint32_t request,
+                       const Cairn__ReshardAsk *ask)
+{
+    struct view *views = calloc(CAIRN_JOBS_MAX, sizeof *views);
+    Cairn__ReshardJob **list = calloc(CAIRN_JOBS_MAX, sizeof *list);
+    struct cairn_cluster_job *next;
+    size_t count = 0;
+    if (views == NULL || list == NULL) {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+    } else {
+        for (struct cairn_cluster_job *j = session->cluster->jobs; j != NULL; j = next) {
+            struct view *view = &views[count];
+            struct cairn_sentence why;
+            next = j->next;
+            if (answer_job(j, ask, view, &why) != CAIRN_OK) view_refused(j, &why, view);
+            list[count++] = &view->told;
+        }
+        answer(session, request, list, views, count);
+        for (size_t i = 0; i < count; i++) view_release(&views[i]);
+    }
+    free(views);
+    free(list);
+}
+
+void cairn_cluster_reshard_ask(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__ReshardAsk *ask)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, ask->job);
+    struct cairn_sentence why;
+    struct view view = { .pairs = NULL };
+    if (ask->all || (ask->job[0] == '\0' && ask->op == CAIRN_RESHARD_STATUS)) {
+        answer_all(session, request, ask);
+        return;
+    }
+    const cairn_status status =
+        job == NULL
+            ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
+                         "there is no job \"%.128s\"; `cairn job list` shows those there are",
+                         ask->job)
+            : answer_job(job, ask, &view, &why);
+    if (status == CAIRN_OK) {
+        Cairn__ReshardJob *one = &view.told;
+        answer(session, request, &one, &view, 1);
+    } else {
+        cairn_cluster_session_error(session, request, status, why.text);
+    }
+    view_release(&view);
+}
+
+/* ==== reshard wish ==== */
+
+/* Makes the wish for a run: an operator's, the run's own, or all shards that are here. See
+ * reshard.h. */
+
+void cairn_cluster_reshard_wish_release(struct cairn_cluster_reshard_wish *wish)
+{
+    free(wish->shards);
+    wish->shards = NULL;
+    wish->count = 0;
+}
+
+cairn_status cairn_cluster_reshard_wish_of(const struct cairn_cluster_job *job,
+                                           struct cairn_cluster_reshard_wish *wish_out)
+{
+    const struct cairn_cluster_reshard *r = &job->reshard;
+    *wish_out = (struct cairn_cluster_reshard_wish) { .pause = r->pace.pause };
+    wish_out->shards = calloc((size_t)job->shard_count + r->joiner_count + 1,
+                              sizeof *wish_out->shards);
+    if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < job->shard_count; i++)
+        wish_out->shards[wish_out->count++] =
+            (struct cairn_cluster_joiner) { job->shards[i].seat, job->shards[i].weight };
+    for (uint32_t i = 0; i < r->joiner_count; i++)
+        wish_out->shards[wish_out->count++] = r->joiners[i];
+    return CAIRN_OK;
+}
+
+uint32_t cairn_cluster_reshard_wish_owners(const struct cairn_cluster_reshard_wish *wish)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < wish->count; i++) count += wish->shards[i].weight > 0;
+    return count;
+}
+
+/* ---- of what there is ---- */
+
+static struct cairn_cluster_joiner *find(struct cairn_cluster_reshard_wish *wish,
+                                         const struct cairn_cluster_seat *seat)
+{
+    for (uint32_t i = 0; i < wish->count; i++)
+        if (wish->shards[i].seat == seat) return &wish->shards[i];
+    return NULL;
+}
+
+static bool is_named(char *const *names, size_t count, const struct cairn_cluster_seat *seat)
+{
+    size_t i = 0;
+    while (i < count && strcmp(names[i], seat->name) != 0) i++;
+    return i < count;
+}
+
+static void add(struct cairn_cluster_reshard_wish *wish, struct cairn_cluster_seat *seat)
+{
+    struct cairn_cluster_joiner *there = find(wish, seat);
+    if (there == NULL) there = &wish->shards[wish->count++];
+    *there = (struct cairn_cluster_joiner) { seat, 1 };
+}
+
+cairn_status cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *job,
+                                                struct cairn_cluster_reshard_wish *wish_out)
+{
+    size_t room = job->shard_count + 1;
+    for (const struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) room++;
+    *wish_out = (struct cairn_cluster_reshard_wish) { .shards = calloc(room,
+                                                                       sizeof *wish_out->shards) };
+    if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < job->shard_count; i++) {
+        struct cairn_cluster_seat *seat = job->shards[i].seat;
+        const bool unfit = seat != NULL && cairn_cluster_seat_stays(seat) &&
+                           cairn_cluster_seat_unfit(seat) &&
+                           !cairn_cluster_seat_fits(seat, &job->spec);
+        const bool goes = seat == NULL || seat->leaving || unfit;
+        const double weight = goes ? 0 : 1;
+        wish_out->shards[wish_out->count++] = (struct cairn_cluster_joiner) { seat, weight };
+    }
+    return CAIRN_OK;
+}
+
+void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
+                                    struct cairn_cluster_reshard_wish *wish)
+{
+    if (job->spec.stage == 0 && cairn_cluster_reshard_wish_owners(wish) > 0) return;
+    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next)
+        if (cairn_cluster_seat_fits(s, &job->spec) &&
+            (job->spec.stage != 0 || cairn_cluster_reshard_wish_owners(wish) == 0))
+            add(wish, s);
+}
+
+/* ---- of what operators say ---- */
+
+static struct cairn_cluster_seat *seat_named(const struct cairn_cluster *cluster, const char *name,
+                                             struct cairn_sentence *why)
+{
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, name);
+    if (seat == NULL)
+        cairn_sentence_set(why, "there is no shard \"%.128s\"; `cairn cluster status` lists them",
+                           name);
+    return seat;
+}
+
+static const char *why_not(const struct cairn_cluster_seat *seat)
+{
+    if (seat->leaving) return "is being drained";
+    if (!cairn_cluster_seat_stays(seat)) return "is not here";
+    return cairn_cluster_seat_apart(seat) ? CAIRN_SEAT_APART_TEXT
+                                          : "is unfit, since its device failed";
+}
+
+static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                               struct cairn_cluster_reshard_wish *wish, struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < ask->n_add; i++) {
+        struct cairn_cluster_seat *seat = seat_named(job->cluster, ask->add[i], why);
+        if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
+        if (!cairn_cluster_seat_fits(seat, &job->spec))
+            return cairn_fail(why, CAIRN_ERR_NOT_READY, "nothing can go to shard %s, which %s",
+                              seat->name, why_not(seat));
+        add(wish, seat);
+    }
+    for (size_t i = 0; i < ask->n_drain; i++) {
+        const struct cairn_cluster_seat *seat = seat_named(job->cluster, ask->drain[i], why);
+        if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
+        if (is_named(ask->add, ask->n_add, seat))
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "shard %s is to be added and drained: one of them", seat->name);
+        struct cairn_cluster_joiner *there = find(wish, seat);
+        if (there == NULL && ask->all) continue;
+        if (there == NULL)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "job %s has no part on shard %s: there is nothing to drain",
+                              job->spec.name, seat->name);
+        there->weight = 0;
+    }
+    if (cairn_cluster_reshard_wish_owners(wish) > 0) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "no shard would be left for job %s: add another one first", job->spec.name);
+}
+
+/* The last ones go, but for those that are added; the next ones by name come. */
+static cairn_status take_count(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                               struct cairn_cluster_reshard_wish *wish, struct cairn_sentence *why)
+{
+    uint32_t owners = cairn_cluster_reshard_wish_owners(wish), here = 0;
+    for (uint32_t i = wish->count; i-- > 0 && owners > ask->shards;) {
+        struct cairn_cluster_joiner *shard = &wish->shards[i];
+        if (shard->weight <= 0 || is_named(ask->add, ask->n_add, shard->seat)) continue;
+        shard->weight = 0;
+        owners--;
+    }
+    if (owners > ask->shards)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "%zu shards are to be added, and %" PRIu32
+                          " are to have job %s in all: give a higher number",
+                          ask->n_add, ask->shards, job->spec.name);
+    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+        here += cairn_cluster_seat_fits(s, &job->spec);
+        const struct cairn_cluster_joiner *there = find(wish, s);
+        if (owners >= ask->shards || !cairn_cluster_seat_fits(s, &job->spec) ||
+            is_named(ask->drain, ask->n_drain, s) || (there != NULL && there->weight > 0))
+            continue;
+        add(wish, s);
+        owners++;
+    }
+    if (owners == ask->shards) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "job %s cannot be spread over %" PRIu32 " shards: %" PRIu32
+                      " are here that it could have, of %" PRIu32,
+                      job->spec.name, ask->shards, owners, here);
+}
+
+static cairn_status take_weights(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                                 struct cairn_cluster_reshard_wish *wish,
+                                 struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < ask->n_weights; i++) {
+        const Cairn__ShardWeight *w = ask->weights[i];
+        if (!isfinite(w->weight) || w->weight <= 0 || w->weight > 1e6)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "the weight of shard %.128s is %g: give a number above 0, at most "
+                              "1000000; --drain takes everything off a shard",
+                              w->name, w->weight);
+        const struct cairn_cluster_seat *seat = seat_named(job->cluster, w->name, why);
+        if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
+        struct cairn_cluster_joiner *there = find(wish, seat);
+        if (there == NULL || there->weight <= 0)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "shard %s has a weight, and job %s is not to be on it: add it, too",
+                              seat->name, job->spec.name);
+        there->weight = w->weight;
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_reshard_wish_asked(const struct cairn_cluster_job *job,
+                                              const Cairn__ReshardAsk *ask,
+                                              struct cairn_cluster_reshard_wish *wish_out,
+                                              struct cairn_sentence *why)
+{
+    if (!isfinite(ask->pause) || ask->pause < 0 || ask->pause > 100)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "a pause of %g: give a part of a step from 0 to 100, as 0.1", ask->pause);
+    cairn_status status = cairn_cluster_reshard_wish_present(job, wish_out);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "the coordinator is out of memory");
+    wish_out->pause = ask->pause;
+    if (ask->shards == 0 && ask->n_add == 0 && ask->n_drain == 0)
+        cairn_cluster_reshard_wish_all(job, wish_out);
+    status = take_names(job, ask, wish_out, why);
+    if (status == CAIRN_OK && ask->shards > 0) status = take_count(job, ask, wish_out, why);
+    if (status == CAIRN_OK) status = take_weights(job, ask, wish_out, why);
+    if (status != CAIRN_OK) cairn_cluster_reshard_wish_release(wish_out);
+    return status;
+}
+
+/* ==== reshard join ==== */
+
+/* Shards that join a job: each gets a part that owns nothing and serves at once, so that it can prepare the
+ * next layout as the others do; and, if that is the policy, its share. See reshard.h. */
+
+/* They have their parts: from here on they are told what the others are told. */
+static void take_in(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_reshard *r = &job->reshard;
+    const uint32_t first = job->shard_count;
+    for (uint32_t i = 0; i < r->joiner_count; i++) {
+        struct cairn_cluster_seat *seat = r->joiners[i].seat;
+        cairn_cluster_job_set_seat(job, first + i, seat);
+        job->shards[first + i].weight = r->joiners[i].weight;
+        job->shards[first + i].incarnation = seat->incarnation;
+        job->shards[first + i].revision = job->spec.revision;
+        job->shards[first + i].up = true;
+        (void)cairn_cluster_job_shard_moved(&job->shards[first + i]);
+        cairn_log_info("job %s: shard %s joins", job->spec.name, seat->name);
+        cairn_cluster_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name,
+                                       seat->name, "it has a part of the job");
+    }
+    r->joiner_count = 0;
+    for (uint32_t i = first; i < job->shard_count; i++) {
+        const struct cairn_round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
+        cairn_cluster_terms_tell(job, i, false);
+        cairn_cluster_members_tell_shard(job, i);
+        cairn_cluster_job_event(job, &up);
+    }
+    cairn_cluster_tiles_advance(job);
+}
+
+static void on_joined(struct cairn_cluster_job *job, const void *about, cairn_status status,
+                      const char *text)
+{
+    struct cairn_cluster_reshard *r = &job->reshard;
+    struct cairn_sentence why;
+    if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
+    r->asking = NULL;
+    for (uint32_t i = 0; i < r->joiner_count && status == CAIRN_OK; i++)
+        if (r->joiners[i].seat->session == NULL || r->joiners[i].seat->session->closing)
+            status = cairn_fail(&why, CAIRN_ERR_CLOSED, "shard %s went away",
+                                r->joiners[i].seat->name);
+        else
+            cairn_sentence_set(&why, "%s", text);
+    if (status != CAIRN_OK) {
+        if (text[0] != '\0') cairn_sentence_set(&why, "%s", text);
+        cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
+        return;
+    }
+    take_in(job);
+    cairn_cluster_reshard_advance(job);
+}
+
+/* The layout in force, over as many shards as there will be. NULL: no memory. */
+static struct cairn_packed *pack_wider(const struct cairn_cluster_job *job)
+{
+    struct cairn_layout *wider;
+    if (cairn_plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
+                             &wider) != CAIRN_OK)
+        return NULL;
+    wider->version = job->layout->version; // they join it, nothing follows it yet
+    struct cairn_packed *packed = cairn_packed_layout(wider);
+    cairn_layout_close(wider);
+    return packed;
+}
+
+static void ask_all(struct cairn_cluster_job *job, struct cairn_packed *layout,
+                    struct cairn_cluster_gather *gather)
+{
+    struct cairn_decision last = *cairn_round_last(job->core); // schedule and loss scale
+    last.kind = CAIRN_DECISION_NONE;
+    last.version_after = (struct cairn_version) { job->generation, job->base_step };
+    const struct cairn_cluster_job_load load = { .joins = true,
+                                                 .version = last.version_after,
+                                                 .last = &last };
+    for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
+        struct cairn_cluster_seat *seat = job->reshard.joiners[i].seat;
+        // Drop the part that an earlier run may have left on this shard: it is of no use.
+        cairn_cluster_job_send_drop(job->cluster, seat, job->id);
+        cairn_cluster_job_ask_create(job, &load, job->shard_count + i, seat, layout, gather);
+    }
+}
+
+void cairn_cluster_reshard_join(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_reshard *r = &job->reshard;
+    struct cairn_packed *layout = pack_wider(job);
+    r->serial = cairn_cluster_request_new(job->cluster);
+    struct cairn_cluster_gather *gather = layout == NULL
+                                              ? NULL
+                                              : cairn_cluster_gather_open_job(
+                                                    job, on_joined, &r->serial, sizeof r->serial);
+    if (gather != NULL) {
+        r->asking = "the shards that join, to make room";
+        ask_all(job, layout, gather);
+        cairn_cluster_gather_start(gather);
+    }
+    cairn_packed_release(layout);
+}
+
+void cairn_cluster_reshard_unjoin(struct cairn_cluster_job *job)
+{
+    const bool was_busy = job->reshard.busy;
+    job->reshard.busy = true;
+    while (job->shard_count > job->layout->shard_count && !job->layouts.storing) {
+        const uint32_t shard = job->shard_count - 1;
+        const struct cairn_round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
+        struct cairn_cluster_seat *seat = job->shards[shard].seat;
+        const bool was_up = job->shards[shard].up;
+        cairn_cluster_members_forget_shard(job, shard);
+        cairn_cluster_job_set_seat(job, shard, NULL);
+        job->shard_count = shard;
+        cairn_cluster_job_send_drop(job->cluster, seat, job->id);
+        if (was_up && job->core != NULL) cairn_cluster_job_event(job, &down);
+    }
+    cairn_cluster_tiles_advance(job);
+    cairn_cluster_members_attach(job);
+    job->reshard.busy = was_busy;
+}
+
+/* ---- by policy ---- */
+
+/* Over all that are here, if the heaviest would be too much heavier than its share where nothing moves. */
+static cairn_status spread_if_uneven(struct cairn_cluster_job *job,
+                                     const struct cairn_cluster_reshard_wish *wish,
+                                     struct cairn_sentence *why)
+{
+    struct cairn_cluster_reshard_target target;
+    const cairn_status status = cairn_cluster_reshard_plan(job, wish, &target, why);
+    if (status != CAIRN_OK) return status;
+    const double above = (double)job->cluster->options->rebalance_above / 1000;
+    const bool uneven = target.report->heaviest_before > above && target.report->moved_bytes > 0;
+    cairn_cluster_reshard_target_release(&target);
+    return uneven ? cairn_cluster_reshard_begin(job, wish, why) : CAIRN_OK;
+}
+
+/* Once for the shards that came; what was refused, with each tick, and said once. */
+static void spread(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_reshard *r = &job->reshard;
+    const uint64_t seats = job->cluster->seats_taken;
+    struct cairn_cluster_reshard_wish wish;
+    struct cairn_sentence why;
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || r->running ||
+        !cairn_cluster_job_shards_up(job) || !job->rounds.heard || r->seats_seen == seats ||
+        cairn_cluster_reshard_wish_present(job, &wish) != CAIRN_OK)
+        return;
+    cairn_cluster_reshard_wish_all(job, &wish);
+    const cairn_status status = spread_if_uneven(job, &wish, &why);
+    cairn_cluster_reshard_wish_release(&wish);
+    if (status == CAIRN_OK)
+        r->seats_seen = seats;
+    else if (r->seats_refused != seats)
+        cairn_log_warn("job %s is not spread over the shards that came: %s", job->spec.name,
+                       why.text);
+    if (status != CAIRN_OK) r->seats_refused = seats;
+}
+
+void cairn_cluster_reshard_spread(struct cairn_cluster *cluster)
+{
+    const char *policy = cluster->options->reshard;
+    if (policy == NULL || strcmp(policy, "on_join") != 0) return;
+    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) spread(j);
+}

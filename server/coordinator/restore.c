@@ -1,0 +1,1020 @@
+/* A snapshot becomes a job: checked on another thread, then made on the shards in a new generation.
+ *
+ *   check    manifest, files, cover; where a job would be given up for it, checksums and the content root of
+ *            the files, too; nothing is touched, a failure changes nothing
+ *   reserve  a generation that the job has not used becomes durable, while the job goes on
+ *   replace  the job's members are expelled, its body is planned anew over the shards there are, and
+ *            JobCreate names the folder; from here on a failure leaves the job lost, and says so
+ *   prove    the shards have told the digests of what they loaded, and these come to the manifest's root
+ *   store    the new job becomes durable
+ *   done     the core READY at the snapshot's version with the payload of its last decision */
+#include "server/coordinator/restore.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <pthread.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/gpu.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/spec.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/snapshot.h"
+#include "server/coordinator/store.h"
+
+#define TENSOR_BYTES 64 /* of a spec, about */
+
+static void tell_ended(struct cairn_cluster_restore *restore, cairn_status status, const char *text)
+{
+    const cairn_cluster_restored_fn ended = restore->latest.ended;
+    restore->latest.ended = NULL;
+    if (ended != NULL && !restore->cluster->closing) ended(restore, status, text);
+}
+
+void cairn_cluster_restore_free(struct cairn_cluster_restore *restore)
+{
+    tell_ended(restore, CAIRN_ERR_NOT_READY, "its restore was given up");
+    struct cairn_cluster_restore **at = &restore->cluster->restores;
+    while (*at != NULL && *at != restore) at = &(*at)->next;
+    if (*at == restore) *at = restore->next;
+    cairn_cluster_waiters_release(&restore->waiter);
+    cairn__snapshot_restore__free_unpacked(restore->settings, NULL);
+    cairn_spec_release(&restore->spec);
+    cairn_manifest_release(&restore->manifest);
+    cairn_cluster_digests_release(&restore->digests);
+    cairn_cluster_draft_close(&restore->draft);
+    cairn_cluster_verdicts_free(restore->verdicts);
+    free(restore->parts);
+    free(restore->folder);
+    free(restore->asked);
+    free(restore->job_name);
+    free(restore);
+}
+
+static void end_restore(struct cairn_cluster_restore *restore, cairn_status status,
+                        const char *text)
+{
+    if (status != CAIRN_OK) {
+        if (!restore->latest.none_found) // who began it says so
+            cairn_log_warn("restore of %s failed: %s",
+                           restore->folder != NULL ? restore->folder : "the newest snapshot", text);
+        struct cairn_sentence said;
+        const bool may_fall_back = restore->is_stored && !restore->fallback &&
+                                   restore->latest.passed.text[0] == '\0' && // else it was said
+                                   restore->checked && cairn_cluster_restore_is_damage(status);
+        cairn_sentence_set(&said, "%s%s", text,
+                           may_fall_back ? "; --fallback takes the newest good one that is older"
+                                         : "");
+        cairn_cluster_waiters_fail(&restore->waiter, status, said.text);
+    } else {
+        cairn_log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
+                       restore->manifest.spec.name, restore->folder, restore->manifest.step,
+                       restore->generation);
+        const char *passed = restore->latest.passed.text;
+        cairn_cluster_event_note(restore->cluster, CAIRN_EVENT_RESTORED,
+                                 restore->manifest.spec.name, NULL,
+                                 "from %s at step %" PRIu64 " as generation %" PRIu64 "%s%.600s",
+                                 restore->folder, restore->manifest.step, restore->generation,
+                                 passed[0] != '\0' ? "; passed over: " : "", passed);
+        if (restore->is_stored) cairn_cluster_restore_passed_over(restore, &restore->latest.passed);
+        cairn_cluster_restore_answer(restore);
+    }
+    tell_ended(restore, status, text);
+    struct cairn_cluster *cluster = restore->cluster;
+    cairn_cluster_restore_free(restore);
+    cairn_cluster_openings_advance(cluster);
+}
+
+/* ---- loaded and stored, on the loop ---- */
+
+/* The job has no part any more that could come back. With on_shard_loss its restore is tried again, also
+ * where an operator or a worker asked for it: unless the snapshot is to blame, of which they are told. */
+static void note_begun(const struct cairn_cluster_restore *restore, struct cairn_cluster_job *job,
+                       cairn_status status)
+{
+    struct cairn_cluster_recovery *r = &job->loss.recovery;
+    if (restore->latest.of_job != 0) return; // its recovery judges by itself
+    r->begun = restore->is_its_own && !cairn_cluster_restore_is_damage(status);
+    r->unseen = restore->unseen;
+}
+
+static void end_load(struct cairn_cluster_restore *restore, struct cairn_cluster_job *job,
+                     cairn_status status, const char *text)
+{
+    job->restoring = false;
+    if (status != CAIRN_OK && job->reserved.generation != 0) {
+        note_begun(restore, job, status);
+        cairn_cluster_job_lose(job, false, "restoring %s failed (%s)", restore->folder, text);
+    } else if (status != CAIRN_OK) { // there was none before
+        cairn_cluster_job_drop(job);
+    }
+    end_restore(restore, status, text);
+}
+
+/* Durable: it is the job, if its shards are still the same. */
+static void on_stored(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct cairn_cluster_restore *restore = saved->cluster->restores;
+    struct cairn_sentence why;
+    while (restore != NULL && restore->job_id != saved->job) restore = restore->next;
+    if (restore == NULL) return;
+    if (job == NULL || !job->restoring) {
+        cairn_cluster_restore_free(restore);
+        return;
+    }
+    cairn_status status = saved->status;
+    cairn_sentence_set(&why, "%s", saved->why);
+    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK) {
+        job->state = CAIRN_CLUSTER_JOB_RUNNING;
+        cairn_sentence_set(&job->rounds.epoch_reason, "the job was restored");
+        status = cairn_cluster_job_core_open(job, &why);
+    }
+    if (status == CAIRN_OK) cairn_cluster_terms_tell_all(job);
+    end_load(restore, job, status, why.text);
+}
+
+/* All shards have made their part, and it was proven; or not. */
+static void on_loaded(struct cairn_cluster_restore *restore, cairn_status status, const char *text)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster, restore->job_id);
+    struct cairn_sentence why;
+    if (restore->cluster->closing || job == NULL) {
+        cairn_cluster_restore_free(restore);
+        return;
+    }
+    cairn_sentence_set(&why, "%s", text);
+    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK) {
+        job->initialized = true;
+        status = cairn_cluster_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
+    }
+    if (status != CAIRN_OK) end_load(restore, job, status, why.text);
+}
+
+static void on_proven(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    const struct cairn_sentence why = restore->why;
+    on_loaded(restore, restore->status, why.text);
+}
+
+void cairn_cluster_restore_advance(struct cairn_cluster_restore *restore)
+{
+    const struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster,
+                                                                  restore->job_id);
+    if (!restore->made || job == NULL) return;
+    CAIRN_EACH_SHARD (job, i) {
+        if (cairn_part_is_open(restore->parts[i])) return;
+    }
+    restore->made = false; // once
+    restore->work.run = cairn_cluster_restore_prove_loaded;
+    restore->work.done = on_proven;
+    // A failure, too, ends on the loop later: the job may go then, and here somebody has it in hand.
+    const bool started = cairn_cluster_work_start(&restore->work, restore->cluster, NULL, 0);
+    assert(started); // of no session
+    (void)started;
+}
+
+static void on_made(void *context, cairn_status status, const char *text)
+{
+    struct cairn_cluster_restore *restore = context;
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "%s", text);
+    if (status == CAIRN_ERR_NOT_FOUND) { // we have just read it
+        restore->unseen = true;
+        status = CAIRN_ERR_IO;
+        cairn_sentence_add(&why, "; is the storage of the snapshots mounted at that shard?");
+    }
+    if (status != CAIRN_OK || restore->cluster->closing) {
+        on_loaded(restore, status, why.text);
+        return;
+    }
+    restore->made = true;
+    cairn_cluster_restore_advance(restore);
+}
+
+static void on_reserved(const struct cairn_cluster_saved *saved);
+static void advance(struct cairn_cluster_restore *restore);
+
+/* Gives the restored spec what the lost job may have otherwise than its snapshot (restore.h).
+ * If the lost job came from a restore of this snapshot that did not end, all settings of that
+ * restore are taken. */
+static cairn_status take_over(struct cairn_cluster_restore *restore,
+                              const struct cairn_cluster_job *old)
+{
+    const struct cairn_manifest *m = &restore->manifest;
+    const struct cairn_version from = { m->generation, m->step };
+    const bool is_same = cairn_version_compare(old->origin.from, from) == 0 && !old->initialized;
+    if (!is_same) return cairn_cluster_recovery_keep(&restore->manifest.spec, &old->spec);
+    cairn_spec_release(&restore->spec);
+    return cairn_spec_copy(&old->spec, &restore->spec);
+}
+
+/* ---- planned, and compared with what its openers want, on another thread ---- */
+
+static void run_plan(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    cairn_cluster_verdicts_judge(restore->verdicts, &restore->manifest.spec);
+    if (restore->draft.job->planned.spec == NULL)
+        restore->status = cairn_cluster_draft_plan(
+            &restore->draft, cairn_cluster_restore_spec(restore), &restore->why);
+}
+
+static void on_planned(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    const struct cairn_sentence why = restore->why;
+    if (work->cluster->closing)
+        cairn_cluster_restore_free(restore);
+    else if (restore->status == CAIRN_OK)
+        advance(restore);
+    else
+        end_restore(restore, restore->status, why.text);
+}
+
+static bool is_for_openers(const struct cairn_cluster_restore *restore)
+{
+    return restore->latest.ended != NULL && restore->latest.of_job == 0;
+}
+
+/* True: a thread is at it, and the restore goes on when that is through; or it has ended. */
+static bool plans(struct cairn_cluster_restore *restore)
+{
+    const struct cairn_job_spec_data *spec = cairn_cluster_restore_spec(restore);
+    const bool has_new = is_for_openers(restore) &&
+                         cairn_cluster_openers_list(restore->cluster, spec->name,
+                                                    &restore->verdicts);
+    if (restore->draft.job != NULL && !has_new) return false;
+    restore->work.run = run_plan;
+    restore->work.done = on_planned;
+    if ((restore->draft.job != NULL ||
+         cairn_cluster_draft_open(&restore->draft, restore->cluster, spec)) &&
+        cairn_cluster_work_do(&restore->work, restore->cluster, NULL, 0,
+                              spec->tensor_count * TENSOR_BYTES))
+        return true;
+    end_restore(restore, CAIRN_ERR_NO_MEMORY, "no memory to plan the job");
+    return true;
+}
+
+/* Plans the job, reserves a generation of the one that is there, and replaces that one when all is durable.
+ * It goes on meanwhile, and each time is judged anew: if it has come to that generation by itself, a newer
+ * one is reserved. */
+static void advance(struct cairn_cluster_restore *restore)
+{
+    struct cairn_manifest *m = &restore->manifest;
+    struct cairn_cluster_job *old = cairn_cluster_job_find(restore->cluster, m->spec.name);
+    struct cairn_sentence why;
+    cairn_status status = cairn_cluster_restore_judge_replace(restore, old, &why);
+    if (status == CAIRN_OK && restore->latest.ended != NULL && old != NULL)
+        status = take_over(restore, old);
+    if (status == CAIRN_OK && plans(restore)) return;
+    if (status == CAIRN_OK && is_for_openers(restore))
+        status = cairn_cluster_openers_judge(restore->cluster, m->spec.name, restore->verdicts,
+                                             &why);
+    const uint64_t next = cairn_cluster_restore_next_generation(restore, old),
+                   id = old != NULL ? old->id : 0;
+    if (status == CAIRN_OK && (restore->generation < next || restore->old_id != id)) {
+        restore->generation = next;
+        restore->old_id = id;
+        restore->reserving = old != NULL && old->stored;
+        if (restore->reserving)
+            status = cairn_cluster_save_job(old, CAIRN_STORE_GENERATION, NULL, next, on_reserved,
+                                            &why);
+        if (restore->reserving && status == CAIRN_OK) return;
+    }
+    if (status == CAIRN_OK) status = cairn_cluster_restore_replace(restore, old, on_made, &why);
+    if (status != CAIRN_OK) end_restore(restore, status, why.text);
+}
+
+static void on_reserved(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_restore *restore = saved->cluster->restores;
+    while (restore != NULL && (!restore->reserving || restore->old_id != saved->job ||
+                               restore->generation != saved->number))
+        restore = restore->next;
+    if (restore == NULL) return;
+    restore->reserving = false;
+    if (saved->status == CAIRN_OK ||
+        saved->status == CAIRN_ERR_NOT_FOUND) // dropped, or never stored
+        advance(restore);
+    else
+        end_restore(restore, saved->status, saved->why);
+}
+
+/* The manifest's spec stays what it is, which the proof of what is loaded goes by. */
+static cairn_status apply_settings(struct cairn_cluster_restore *restore,
+                                   struct cairn_sentence *why)
+{
+    const struct cairn_job_spec_data *was = &restore->manifest.spec;
+    const Cairn__SnapshotRestore *asked = restore->settings;
+    bool reopens = false;
+    if (asked == NULL) return CAIRN_OK;
+    cairn_spec_release(&restore->spec);
+    cairn_status status = cairn_spec_copy(was, &restore->spec);
+    if (status == CAIRN_OK) status = cairn_spec_note_former(&restore->spec);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the job's spec");
+    restore->spec.revision++;
+    status = cairn_cluster_settings_apply(&restore->spec, asked->settings, asked->n_settings,
+                                          CAIRN_SETTINGS_CREATE, &reopens, why);
+    if (status == CAIRN_OK) status = cairn_cluster_settings_judge_planes(was, &restore->spec, why);
+    if (status == CAIRN_OK && cairn_spec_note_made(&restore->spec, was) != CAIRN_OK)
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the job's spec");
+    if (status == CAIRN_OK) status = cairn_spec_check(&restore->spec, cairn_optimizer_names(), why);
+    return status == CAIRN_OK ? cairn_spec_check_usable(&restore->spec, why) : status;
+}
+
+static void begin_load(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    restore->checked = true;
+    if (work->cluster->closing) {
+        cairn_cluster_restore_free(restore);
+        return;
+    }
+    cairn_status status = restore->status;
+    if (status == CAIRN_OK && restore->job_name != NULL)
+        status = cairn_spec_set_name(&restore->manifest.spec, restore->job_name);
+    if (status != CAIRN_OK && restore->status == CAIRN_OK)
+        cairn_sentence_set(&restore->why, "no memory");
+    if (status == CAIRN_OK) status = apply_settings(restore, &restore->why);
+    const struct cairn_sentence why = restore->why;
+    if (status == CAIRN_OK)
+        advance(restore);
+    else
+        end_restore(restore, status, why.text);
+}
+
+static const struct cairn_cluster_job *job_there(const struct cairn_cluster_restore *restore)
+{
+    return cairn_cluster_job_find(restore->cluster, cairn_cluster_restore_job_name(restore));
+}
+
+/* There is a job of its name that is not lost, and would be if it came to a failure later. */
+static bool is_risky(const struct cairn_cluster_restore *restore)
+{
+    const struct cairn_cluster_job *old = job_there(restore);
+    return old != NULL && old->state != CAIRN_CLUSTER_JOB_LOST;
+}
+
+static void end_plan(struct cairn_cluster_restore *restore)
+{
+    const struct cairn_cluster_job *old = job_there(restore);
+    if (old != NULL) cairn_cluster_restore_replaces(restore, old);
+    cairn_cluster_restore_answer(restore);
+    cairn_cluster_restore_free(restore);
+}
+
+static void on_checked(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    restore->checked = true;
+    if (restore->status == CAIRN_OK) restore->status = apply_settings(restore, &restore->why);
+    if (restore->plan && restore->status == CAIRN_OK && !work->cluster->closing) {
+        end_plan(restore);
+        return;
+    }
+    if (restore->status == CAIRN_OK) cairn_cluster_restore_warn(restore);
+    if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
+        restore->checked = false; // it may come to another folder yet
+        work->run = cairn_cluster_restore_prove;
+        work->done = begin_load;
+        if (cairn_cluster_work_start(work, work->cluster, NULL, 0)) return;
+        restore->status = cairn_fail(&restore->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
+    }
+    begin_load(work);
+}
+
+/* ---- begun and forgotten ---- */
+
+struct cairn_cluster_restore *cairn_cluster_restore_new(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_restore *restore = calloc(1, sizeof *restore);
+    if (restore == NULL) return NULL;
+    restore->cluster = cluster;
+    cairn_manifest_init(&restore->manifest);
+    cairn_spec_init(&restore->spec);
+    cairn_cluster_keys_ring(cluster, &restore->ring);
+    restore->work.run = cairn_cluster_restore_check;
+    restore->work.done = on_checked;
+    restore->next = cluster->restores;
+    cluster->restores = restore;
+    return restore;
+}
+
+bool cairn_cluster_restore_reads(const struct cairn_cluster_restore *restore, const char *job,
+                                 const char *folder)
+{
+    if (strcmp(restore->asked, folder) == 0) return true;
+    if (restore->checked) return strcmp(restore->folder, folder) == 0;
+    const bool chooses = restore->fallback || restore->asked[0] == '\0';
+    return chooses && strcmp(restore->job_name, job) == 0;
+}
+
+void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
+                                   const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
+        cairn_cluster_waiters_forget(&r->waiter, session);
+    }
+}
+
+void cairn_cluster_restores_close(struct cairn_cluster *cluster)
+{
+    while (cluster->restores != NULL) cairn_cluster_restore_free(cluster->restores);
+}
+
+/* ==== ask ==== */
+
+/* An admin asks for a restore: of a snapshot by its id, or by its folder. */
+
+static cairn_status judge_ask(struct cairn_cluster_restore *restore,
+                              const Cairn__SnapshotRestore *message, struct cairn_sentence *why)
+{
+    uint64_t generation, step;
+    char resolved[PATH_MAX];
+    const bool by_id = message->id[0] != '\0';
+    if (by_id == (message->path[0] != '\0')) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "give a snapshot's id or its folder, one of them");
+    }
+    if (message->job[0] != '\0' && !cairn_job_name_ok(message->job)) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "\"%s\" is not a name of a job", message->job);
+    }
+    if (by_id &&
+        (message->job[0] == '\0' || !cairn_snapshot_id_parse(message->id, &generation, &step))) {
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "a snapshot's id goes with its job's name and looks like "
+                          "step-000000012000-g1, not \"%s\"",
+                          message->id);
+    }
+    const int n = by_id ? snprintf(resolved, sizeof resolved, "%s/%s/%s",
+                                   restore->cluster->storage.path, message->job, message->id)
+                        : snprintf(resolved, sizeof resolved, "%s", message->path);
+    if (n < 0 || (size_t)n >= sizeof resolved) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "the path is too long");
+    }
+    const bool renamed = message->job[0] != '\0';
+    const struct cairn_cluster_job *job = cairn_cluster_job_find(restore->cluster, message->job);
+    restore->fallback = message->fallback || (job != NULL && job->spec.policy.snapshot_fallback);
+    if (message->fallback && !by_id)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "--fallback is for a snapshot that is given by its id: of a folder "
+                          "nobody knows which are older");
+    if (message->n_settings > 0) {
+        uint8_t *bytes = malloc(cairn__snapshot_restore__get_packed_size(message));
+        if (bytes != NULL)
+            restore->settings = cairn__snapshot_restore__unpack(
+                NULL, cairn__snapshot_restore__pack(message, bytes), bytes);
+        free(bytes);
+        if (restore->settings == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    restore->is_stored = by_id;
+    restore->folder = strdup(resolved);
+    restore->asked = strdup(resolved);
+    if (renamed) restore->job_name = strdup(message->job);
+    return restore->folder != NULL && restore->asked != NULL &&
+                   (!renamed || restore->job_name != NULL)
+               ? CAIRN_OK
+               : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+}
+
+void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
+                                 const Cairn__SnapshotRestore *message)
+{
+    struct cairn_sentence why;
+    struct cairn_cluster_restore *restore = cairn_cluster_restore_new(session->cluster);
+    if (restore == NULL) {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    restore->plan = message->plan;
+    restore->waiver = (struct cairn_trust_waiver) { message->allow_unsigned,
+                                                    message->allow_untrusted };
+    cairn_status status = judge_ask(restore, message, &why);
+    if (status == CAIRN_OK &&
+        (!cairn_cluster_waiters_add(&restore->waiter, session, request) ||
+         !cairn_cluster_work_start(&restore->work, session->cluster, NULL, 0))) {
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    }
+    if (status == CAIRN_OK) return;
+    cairn_cluster_session_error(session, request, status, why.text);
+    cairn_cluster_restore_free(restore);
+}
+
+/* ==== answer ==== */
+
+/* Tells an operator about a restore: which job it would replace, and its outcome. */
+
+const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *restore)
+{
+    return restore->job_name != NULL ? restore->job_name : restore->manifest.spec.name;
+}
+
+const struct cairn_job_spec_data *
+cairn_cluster_restore_spec(const struct cairn_cluster_restore *restore)
+{
+    return restore->spec.name != NULL ? &restore->spec : &restore->manifest.spec;
+}
+
+void cairn_cluster_restore_replaces(struct cairn_cluster_restore *restore,
+                                    const struct cairn_cluster_job *old)
+{
+    Cairn__ReplacedJob *replaced = &restore->replaced;
+    const struct cairn_version version = cairn_cluster_job_version(old);
+    cairn__replaced_job__init(replaced);
+    replaced->state = (char *)(uintptr_t)cairn_cluster_job_state_name(old);
+    replaced->generation = version.generation;
+    replaced->step = version.step;
+    replaced->version_unknown = old->version_unknown;
+    replaced->may_return = old->loss.may_return;
+    for (const struct cairn_cluster_member *m = old->members.list; m != NULL; m = m->next_of_job)
+        *(m->role == CAIRN_ROLE_WIRE_WORKER ? &replaced->workers : &replaced->readers) += 1;
+    restore->replaces = true;
+}
+
+void cairn_cluster_restore_answer(struct cairn_cluster_restore *restore)
+{
+    struct cairn_snapshot_view view;
+    Cairn__SnapshotStatus *message = &view.status;
+    const char *slash = strrchr(restore->folder, '/');
+    cairn_cluster_manifest_to_view(&restore->manifest, slash == NULL ? restore->folder : slash + 1,
+                                   restore->folder, &view);
+    message->job = (char *)(uintptr_t)cairn_cluster_restore_job_name(restore);
+    if (restore->replaces) message->replaced = &restore->replaced;
+    message->passed_over = restore->latest.passed.text;
+    if (!restore->plan) message->restored_generation = restore->generation;
+    cairn_cluster_waiters_answer(&restore->waiter, CAIRN_MSG_SNAPSHOT_STATUS, &message->base);
+}
+
+/* ==== check ==== */
+
+/* Reads a snapshot for a restore on another thread, before anything is touched: manifest,
+ * signature, files. If it is damaged and may give way, the next older snapshot is read. */
+
+/* A snapshot is read before it is loaded only if a file has one checksum over all of it, since
+ * somebody has to read all of it then, or if the snapshot may give way to another. Otherwise the
+ * shards hash what they load, or, where a job is given up for the snapshot, the files are proved
+ * first: the content root tells of every bit. Checksums are then asked only to find whose fault
+ * a damage is. */
+static bool has_whole_sums(const struct cairn_manifest *m)
+{
+    for (size_t i = 0; i < m->file_count; i++)
+        if (m->files[i].is_whole) return true;
+    return false;
+}
+
+cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_restore *restore,
+                                                   const struct cairn_manifest *manifest,
+                                                   const char *folder, struct cairn_sentence *why)
+{
+    struct cairn_sentence said = { "" };
+    const cairn_status status = cairn_manifest_accept(manifest, &restore->ring, restore->waiver,
+                                                      &said);
+    return status == CAIRN_OK ? CAIRN_OK : cairn_fail(why, status, "%s: %s", folder, said.text);
+}
+
+/* Of restore->folder; which is then without links. */
+static void check_folder(struct cairn_cluster_restore *restore)
+{
+    struct cairn_snapshot snapshot;
+    char *folder;
+    restore->status =
+        cairn_storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->why);
+    if (restore->status != CAIRN_OK) return;
+    free(restore->folder);
+    restore->folder = folder;
+    restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
+    if (restore->status != CAIRN_OK) return;
+    restore->status = cairn_cluster_restore_judge_signature(restore, &snapshot.manifest,
+                                                            restore->folder, &restore->why);
+    const bool is_read = restore->fallback || has_whole_sums(&snapshot.manifest);
+    if (restore->status == CAIRN_OK && !restore->plan && is_read)
+        restore->status = cairn_snapshot_verify(&snapshot, NULL, &restore->why);
+    if (restore->status == CAIRN_OK) {
+        restore->manifest = snapshot.manifest; // moves
+        cairn_manifest_init(&snapshot.manifest);
+    }
+    cairn_snapshot_close(&snapshot);
+}
+
+static void check_in_turn(struct cairn_cluster_restore *restore)
+{
+    do check_folder(restore);
+    while (restore->status != CAIRN_OK && cairn_cluster_restore_fall_back(restore));
+}
+
+void cairn_cluster_restore_prove(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    while (restore->status == CAIRN_OK) {
+        cairn_cluster_restore_prove_files(work);
+        if (restore->status == CAIRN_OK || !cairn_cluster_restore_fall_back(restore)) return;
+        cairn_manifest_release(&restore->manifest);
+        check_in_turn(restore);
+    }
+}
+
+/* Looks at the other snapshots in the folder of the job to be made. If they cannot be listed,
+ * the new generation follows the manifest's alone. */
+static void look_around(struct cairn_cluster_restore *restore)
+{
+    const char *root = restore->cluster->storage.path;
+    const char *job = cairn_cluster_restore_job_name(restore);
+    const char *id = strrchr(restore->folder, '/');
+    struct cairn_sentence why;
+    if (cairn_snapshot_last_generation(root, job, &restore->last_generation, &why) != CAIRN_OK)
+        cairn_log_warn("which generations of job %s there were is not known: %s", job, why.text);
+    restore->is_its_own = id != NULL && strcmp(restore->manifest.spec.name, job) == 0 &&
+                          cairn_snapshot_committed(root, job, id + 1, &why) == CAIRN_OK;
+}
+
+void cairn_cluster_restore_check(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    if (restore->is_stored)
+        restore->status = cairn_cluster_storage_seen(restore->cluster, &restore->why);
+    if (restore->folder == NULL) cairn_cluster_restore_find_latest(restore);
+    if (restore->status == CAIRN_OK) check_in_turn(restore);
+    if (restore->status == CAIRN_OK) look_around(restore);
+}
+
+void cairn_cluster_restore_warn(const struct cairn_cluster_restore *restore)
+{
+    struct cairn_sentence what;
+    if (cairn_manifest_trust(&restore->manifest, &restore->ring, &what) != CAIRN_TRUST_SIGNED)
+        cairn_log_warn("%s is restored, and is %s", restore->folder, what.text);
+    if (restore->manifest.unsealed)
+        cairn_log_warn("the manifest of %s is of a former version, without a hash over itself: "
+                       "whether it was changed cannot be told but by its content root",
+                       restore->folder);
+}
+
+/* ==== proof ==== */
+
+/* The content root of a restore, made anew: of the files, before a job that runs is given up for them; and
+ * of what the shards have in memory, before the job is ready. Each tells of every bit of the state that is
+ * not as it was saved, also where checksums were changed with the files; the second, of what was changed
+ * since the first. Where it is another one the checksums of the blocks tell which is damaged. */
+
+/* ---- on another thread ---- */
+
+static cairn_status compare(struct cairn_cluster_restore *restore, const char *what)
+{
+    const struct cairn_manifest *m = &restore->manifest;
+    struct cairn_hash root;
+    double loss_scale;
+    char has[2 * CAIRN_HASH_BYTES + 1], says[2 * CAIRN_HASH_BYTES + 1];
+    const cairn_status status = cairn_cluster_content_root(m, &restore->digests, &root, &loss_scale,
+                                                           &restore->why);
+    if (status != CAIRN_OK) return status;
+    if (memcmp(root.byte, m->content_root, sizeof root.byte) == 0) return CAIRN_OK;
+    sodium_bin2hex(has, sizeof has, root.byte, sizeof root.byte);
+    sodium_bin2hex(says, sizeof says, m->content_root, sizeof m->content_root);
+    return cairn_fail(&restore->why, CAIRN_ERR_CHECKSUM,
+                      "%s the content root %s, the manifest says %s: files or manifest were "
+                      "changed since they were saved; use another snapshot",
+                      what, has, says);
+}
+
+/* The hashes of files that are being read, by several threads. */
+struct proof {
+    struct cairn_cluster_restore *restore;
+    pthread_mutex_t mutex; /* of its digests */
+};
+
+static cairn_status hash_range(void *context, uint32_t thread,
+                               const struct cairn_sweep_range *range, const void *elems,
+                               struct cairn_sentence *why)
+{
+    struct proof *proof = context;
+    const struct cairn_job_spec_data *spec = &proof->restore->manifest.spec;
+    const struct cairn_geometry g = cairn_geometry_of(&spec->tensors[range->tensor].shape);
+    struct cairn_tree tree;
+    (void)thread;
+    cairn_tree_init(&tree, range->first_leaf);
+    cairn_backend_hash_leaves(cairn_backend_host(), elems,
+                              cairn_spec_plane_dtype(spec, range->tensor, range->plane), &g,
+                              range->leaf_count, &tree);
+    pthread_mutex_lock(&proof->mutex);
+    const cairn_status status = cairn_cluster_digests_add(
+        &proof->restore->digests, range->tensor, (enum cairn_plane)range->plane, &tree, why);
+    pthread_mutex_unlock(&proof->mutex);
+    return status;
+}
+
+/* All that the files hold. */
+static cairn_status add_all(const struct cairn_job_spec_data *spec,
+                            struct cairn_sweep_ranges *ranges, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (uint32_t t = 0; t < spec->tensor_count; t++) {
+        const struct cairn_geometry g = cairn_geometry_of(&spec->tensors[t].shape);
+        for (uint32_t p = 1; p < CAIRN_PLANE_COUNT && status == CAIRN_OK; p++) {
+            const struct cairn_sweep_range whole = { .tensor = t,
+                                                     .plane = p,
+                                                     .leaf_count = g.leaf_count };
+            if (cairn_spec_planes(spec, t) & (1u << p))
+                status = cairn_sweep_ranges_add(
+                    ranges, &g, cairn_dtype_bytes((int)cairn_spec_plane_dtype(spec, t, p)), &whole,
+                    why);
+        }
+    }
+    return status;
+}
+
+static cairn_status hash_files(struct cairn_cluster_restore *restore,
+                               const struct cairn_snapshot *snapshot)
+{
+    struct proof proof = { .restore = restore };
+    struct cairn_sweep_ranges ranges = { 0 };
+    const struct cairn_sweep sweep = { .snapshot = snapshot,
+                                       .take = hash_range,
+                                       .context = &proof };
+    pthread_mutex_init(&proof.mutex, NULL);
+    cairn_status status = add_all(&restore->manifest.spec, &ranges, &restore->why);
+    if (status == CAIRN_OK) status = cairn_snapshot_sweep(&sweep, &ranges, &restore->why);
+    cairn_sweep_ranges_release(&ranges);
+    pthread_mutex_destroy(&proof.mutex);
+    return status;
+}
+
+/* The content root is another one: which file and block are to blame, if it is they. */
+static void find_damage(struct cairn_cluster_restore *restore)
+{
+    struct cairn_snapshot snapshot;
+    struct cairn_sentence why;
+    cairn_status status = cairn_snapshot_open(restore->folder, &snapshot, &why);
+    if (status == CAIRN_OK) {
+        status = cairn_snapshot_verify(&snapshot, NULL, &why);
+        cairn_snapshot_close(&snapshot);
+    }
+    if (!cairn_cluster_restore_is_damage(status)) return;
+    restore->status = status;
+    restore->why = why;
+}
+
+static void judge_proof(struct cairn_cluster_restore *restore, const char *what)
+{
+    if (restore->status != CAIRN_OK) return;
+    restore->status = compare(restore, what);
+    if (restore->status == CAIRN_ERR_CHECKSUM) find_damage(restore);
+}
+
+void cairn_cluster_restore_prove_files(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    struct cairn_snapshot snapshot;
+    restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
+    if (restore->status == CAIRN_OK) {
+        restore->status = hash_files(restore, &snapshot);
+        cairn_snapshot_close(&snapshot);
+    }
+    judge_proof(restore, "its files have");
+    cairn_cluster_digests_release(&restore->digests);
+}
+
+void cairn_cluster_restore_prove_loaded(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    judge_proof(restore, "what the shards have loaded has");
+}
+
+/* ---- on the loop ---- */
+
+static cairn_status take_part(struct cairn_cluster_restore *restore,
+                              const Cairn__SnapshotPart *part, struct cairn_sentence *why)
+{
+    const cairn_status status = cairn_cluster_part_failed(part, why);
+    if (status != CAIRN_OK) return status;
+    return cairn_cluster_digests_take(&restore->digests, restore->manifest.spec.tensor_count, part,
+                                      why);
+}
+
+static void end_part(struct cairn_cluster_restore *restore, uint32_t shard, cairn_status status,
+                     const char *name, const char *text)
+{
+    restore->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
+    if (status != CAIRN_OK && restore->status == CAIRN_OK)
+        restore->status = cairn_fail(&restore->why, status, "%s: %s", name, text);
+    cairn_cluster_restore_advance(restore);
+}
+
+bool cairn_cluster_restore_on_part(struct cairn_cluster_session *session,
+                                   const Cairn__SnapshotPart *part)
+{
+    struct cairn_cluster_restore *r = session->cluster->restores;
+    while (r != NULL && (r->parts == NULL || r->number != part->snapshot)) r = r->next;
+    const struct cairn_cluster_job *job =
+        r == NULL ? NULL : cairn_cluster_job_by_id(session->cluster, r->job_id);
+    if (job == NULL) return r != NULL;
+    CAIRN_EACH_SHARD (job, i) {
+        struct cairn_sentence why = { "" };
+        if (job->shards[i].seat != session->seat || !cairn_part_is_open(r->parts[i])) continue;
+        const cairn_status status = take_part(r, part, &why);
+        if (status == CAIRN_OK && part->more) {
+            r->parts[i] = CAIRN_PART_BEGUN;
+            cairn_cluster_part_next(session->seat, part);
+        } else {
+            end_part(r, i, status, session->seat->name, why.text);
+        }
+        break;
+    }
+    return true;
+}
+
+void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
+                                      const struct cairn_cluster_seat *seat)
+{
+    for (struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
+        const struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, r->job_id);
+        for (uint32_t i = 0; r->parts != NULL && job != NULL && i < job->shard_count; i++)
+            if (job->shards[i].seat == seat && cairn_part_is_open(r->parts[i]))
+                end_part(r, i, CAIRN_ERR_CLOSED, seat->name,
+                         "it went away before it told what it had loaded");
+    }
+}
+
+/* ==== latest ==== */
+
+/* A restore of the newest snapshot of a job, which no admin asked for: a worker resumes
+ * (recovery.c), or the
+ * job has lost a part (recovery.c). */
+
+/* One with results that are not finite, or of nobody that is trusted, is restored by its id alone. */
+static bool pass_over(struct cairn_cluster_restore *restore, const struct cairn_found_snapshot *f)
+{
+    const struct cairn_manifest *m = &f->manifest;
+    char tensors[CAIRN_RESULTS_BYTES];
+    struct cairn_sentence text, why;
+    if (m->nonfinite.nonfinite != 0) {
+        cairn_results_list(&m->nonfinite, &m->spec, tensors);
+        cairn_sentence_set(&text, "%s, is damaged: of %llu elements a result is not finite: %s",
+                           f->place.id, (unsigned long long)m->nonfinite.nonfinite, tensors);
+    } else if (cairn_manifest_accept(m, &restore->ring, restore->waiver, &why) != CAIRN_OK) {
+        cairn_sentence_set(&text, "%s, is not trusted: %s", f->place.id, why.text);
+    } else {
+        return false;
+    }
+    cairn_log_warn("job %s: passed over: %s", m->spec.name, text.text);
+    if (restore->latest.passed.text[0] == '\0') restore->latest.passed = text;
+    return true;
+}
+
+/* The job went back behind it, or it is of another job that had the name. Said of the newest. */
+static void pass_left(struct cairn_cluster_restore *restore, const struct cairn_found_snapshot *f)
+{
+    if (restore->latest.passed.text[0] != '\0') return;
+    cairn_sentence_set(&restore->latest.passed,
+                       "%s, is not of the present job's past: it went back behind that, or began "
+                       "anew",
+                       f->place.id);
+    cairn_log_info("job %s: passed over: %s", f->manifest.spec.name, restore->latest.passed.text);
+}
+
+static struct cairn_found_snapshot *choose(struct cairn_cluster_restore *restore,
+                                           const struct cairn_cluster_found *found)
+{
+    for (size_t i = 0; i < found->count; i++) {
+        struct cairn_found_snapshot *f = &found->list[i];
+        if (f->is_left) pass_left(restore, f);
+        if (f->is_left || cairn_version_compare(f->place.version, restore->latest.newest) > 0 ||
+            !cairn_snapshot_place_behind(&f->place, &restore->latest.behind))
+            continue;
+        if (!pass_over(restore, f)) return f;
+    }
+    return NULL;
+}
+
+void cairn_cluster_restore_find_latest(struct cairn_cluster_restore *restore)
+{
+    struct cairn_cluster_found found;
+    const char *job = restore->job_name;
+    restore->status = cairn_cluster_find_snapshots(restore->cluster, job, NULL, &found,
+                                                   &restore->why);
+    if (restore->latest.has_origin) cairn_find_line(&found, &restore->latest.origin);
+    struct cairn_found_snapshot *chosen = choose(restore, &found);
+    if (restore->status == CAIRN_OK && chosen == NULL) {
+        restore->latest.none_found = true;
+        restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND,
+                                     "there is no whole snapshot of job %s", job);
+        if (restore->latest.passed.text[0] != '\0')
+            cairn_sentence_add(&restore->why,
+                               " that may be taken unasked; `cairn snapshot restore %s ID` takes "
+                               "one by its id; the newest, %s",
+                               job, restore->latest.passed.text);
+    } else if (restore->status == CAIRN_OK) {
+        restore->folder = chosen->folder; // moves
+        chosen->folder = NULL;
+        restore->latest.behind = chosen->place;
+    }
+    cairn_cluster_found_release(&found);
+}
+
+/* The place of a folder, which may have no manifest any more. */
+static struct cairn_snapshot_place place_of(const char *folder)
+{
+    const char *slash = strrchr(folder, '/');
+    struct cairn_snapshot_place place = { .id = "" };
+    snprintf(place.id, sizeof place.id, "%s", slash != NULL ? slash + 1 : folder);
+    if (!cairn_snapshot_id_parse(place.id, &place.version.generation, &place.version.step))
+        place.id[0] = '\0';
+    return place;
+}
+
+bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore)
+{
+    struct cairn_sentence text = restore->why, passed = restore->latest.passed;
+    const cairn_status status = restore->status;
+    char *folder = restore->folder;
+    uint64_t bytes;
+    if (!restore->is_stored || !cairn_cluster_restore_is_damage(status) ||
+        cairn_storage_of(folder)->stat(folder, "", &bytes, NULL) == CAIRN_ERR_NOT_FOUND)
+        // a mistyped id is no damage
+        return false;
+    const struct cairn_snapshot_place place = place_of(folder);
+    if (passed.text[0] == '\0')
+        cairn_sentence_set(&passed, "%s, is damaged: %s", place.id,
+                           cairn_sentence_brief(text.text, 600).text);
+    restore->latest.behind = place;
+    restore->latest.newest = place.version;
+    restore->folder = NULL;
+    cairn_cluster_restore_find_latest(restore);
+    restore->latest.passed = passed; // the newest
+    const bool found = restore->status == CAIRN_OK;
+    if (found && restore->fallback) {
+        cairn_log_warn("job %s: passed over: %s", restore->job_name, passed.text);
+        free(folder);
+        return true;
+    }
+    restore->status = cairn_fail(
+        &restore->why, status, "%s; %s%s%s", cairn_sentence_brief(text.text, 1000).text,
+        found ? "--fallback takes " : "there is no older one of the job to fall back on",
+        found ? restore->latest.behind.id : "", found ? ", the newest that is older" : "");
+    restore->latest.none_found = false;
+    free(restore->folder);
+    restore->folder = folder;
+    return false;
+}
+
+void cairn_cluster_restore_say_damaged(const struct cairn_cluster_restore *restore,
+                                       const char *text, struct cairn_sentence *out)
+{
+    cairn_sentence_set(out, "%s, is damaged: %s", restore->latest.behind.id,
+                       cairn_sentence_brief(text, 600).text);
+}
+
+void cairn_cluster_restore_passed_over(const struct cairn_cluster_restore *restore,
+                                       const struct cairn_sentence *damaged)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster, restore->job_id);
+    if (job == NULL || damaged->text[0] == '\0') return;
+    cairn_sentence_set(&job->snapshots.passed_over, "%s was restored; the newest snapshot, %s",
+                       restore->latest.behind.id, damaged->text);
+}
+
+bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job, uint64_t of_job,
+                                  const struct cairn_snapshot_place *behind,
+                                  cairn_cluster_restored_fn ended)
+{
+    struct cairn_cluster_restore *restore = cairn_cluster_restore_new(cluster);
+    if (restore == NULL) return false;
+    const struct cairn_cluster_job *lost = of_job != 0 ? cairn_cluster_job_by_id(cluster, of_job)
+                                                       : cairn_cluster_job_find(cluster, job);
+    const bool known = of_job != 0 && lost != NULL && !lost->version_unknown;
+    const char *trust = cluster->options->snapshots_trust;
+    const bool takes_any = trust != NULL && strcmp(trust, "any") == 0;
+    restore->waiver = (struct cairn_trust_waiver) { takes_any, takes_any };
+    restore->latest.of_job = of_job;
+    restore->latest.newest = known ? cairn_cluster_job_version(lost)
+                                   : (struct cairn_version) { UINT64_MAX, UINT64_MAX };
+    restore->latest.behind = *behind;
+    restore->latest.has_origin = lost != NULL;
+    if (lost != NULL) restore->latest.origin = lost->origin;
+    restore->asked = strdup("");
+    restore->job_name = strdup(job);
+    if (restore->asked != NULL && restore->job_name != NULL &&
+        cairn_cluster_work_start(&restore->work, cluster, NULL, 0)) {
+        restore->latest.ended = ended;
+        return true;
+    }
+    cairn_cluster_restore_free(restore);
+    return false;
+}
+
+bool cairn_cluster_restore_is_damage(cairn_status status)
+{
+    return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
+           status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_VERSION ||
+           status == CAIRN_ERR_NOT_FOUND;
+}

@@ -1,0 +1,308 @@
+/* A restore under way: restore.c runs it, restore.c reads before anything is touched, restore.c chooses the
+ * newest snapshot, recovery.c makes the job on the shards, restore.c proves that what was loaded is
+ * what was
+ * saved. */
+#ifndef CAIRN_COORDINATOR_RESTORE_H
+#define CAIRN_COORDINATOR_RESTORE_H
+
+#include "proto/snapshot/manifest.h"
+#include "server/base/daemon.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/snapshot.h"
+#include "server/coordinator/store.h"
+#include "server/core/standing.h"
+
+struct cairn_cluster_restore;
+typedef void (*cairn_cluster_restored_fn)(const struct cairn_cluster_restore *restore,
+                                          cairn_status status, const char *text);
+
+/* A restore that no admin asked for: of the newest whole snapshot (restore.c). */
+struct cairn_restore_latest {
+    cairn_cluster_restored_fn ended; /* hears of the end; NULL: an admin asked, or it was told */
+    uint64_t of_job;                 /* the lost job that comes back; 0: whichever has the name */
+    struct cairn_version newest;     /* no snapshot ahead of this */
+    /* of the job that is lost: none that it turned away from is taken. Without: as the newest says */
+    bool has_origin;
+    struct cairn_origin origin;
+    /* a snapshot older than this; once one is chosen, that one */
+    struct cairn_snapshot_place behind;
+    bool none_found; /* there is no whole one */
+    /* the newest that was passed over for what stands in its manifest, and why */
+    struct cairn_sentence passed;
+};
+
+struct cairn_cluster_restore {
+    struct cairn_cluster_work work;
+    struct cairn_cluster_restore *next; /* of the cluster's list */
+    struct cairn_cluster *cluster;
+    struct cairn_cluster_waiter *waiter; /* the admin who asked */
+    bool plan;                           /* nothing is done, but said */
+    bool is_stored; /* asked for by its id: it is in the folder of the snapshots */
+    bool fallback;  /* where that is damaged an older one is taken */
+    struct cairn_restore_latest latest;
+    struct cairn_key_ring ring;       /* whose signatures are trusted, when it was begun */
+    struct cairn_trust_waiver waiver; /* what is taken all the same */
+    /* how far it is */
+    bool checked; /* the other thread has read manifest and files, and chooses no other folder */
+    bool made;    /* all shards said Done */
+    bool unseen;  /* a shard does not find it: its storage is not the one that was checked */
+    cairn_status status;
+    struct cairn_sentence why;
+    /* the restored job */
+    uint64_t job_id;     /* once it is linked */
+    uint64_t generation; /* 0: not chosen yet */
+    /* highest in the names of the snapshots of the job it will be; what was restored is one of these */
+    uint64_t last_generation;
+    bool is_its_own;
+    uint64_t old_id; /* the generation is reserved of this job; 0: of none */
+    bool reserving;  /* the store is asked to reserve it */
+    uint64_t number; /* of the SnapshotParts of what was loaded */
+    bool replaces;   /* a job, and `replaced` says what that was; its texts are borrowed */
+    Cairn__ReplacedJob replaced;
+    /* owned */
+    char *folder; /* the thread's that checks it, until it has; NULL: the newest is not found yet */
+    char *asked;  /* the folder as it was asked for, perhaps by another name; "": the newest */
+    char *job_name; /* under which name; NULL: the snapshot's */
+    /* what the job is to have otherwise than the snapshot says; NULL: nothing */
+    Cairn__SnapshotRestore *settings;
+    /* of the job, where it is another one than the manifest's; else empty */
+    struct cairn_job_spec_data spec;
+    struct cairn_manifest manifest;
+    struct cairn_cluster_draft draft; /* of the job, before the one that is there goes */
+    /* of the openers that wish it, each once */
+    struct cairn_cluster_verdict *verdicts;
+    /* [shard_count of the job], enum cairn_part_state; NULL: it is not being loaded */
+    uint8_t *parts;
+    struct cairn_cluster_digests digests;
+};
+
+/* ---- for those who ask for one ---- */
+
+void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
+                                 const Cairn__SnapshotRestore *message);
+/* Without an admin: restores the newest snapshot of the job that is older than `behind`; at the end
+ * restore->latest.behind is the one that was chosen.
+ *   of_job  the lost job that is to come back (else CAIRN_ERR_CANCELED); no snapshot ahead of where it was is
+ *           taken: that is of another job that had the name. 0: any lost job of that name, or none
+ *           that is there (else CAIRN_ERR_EXISTS).
+ * A lost job keeps its policy and its bounds of workers. `ended` hears of the end, once, unless the cluster
+ * closes before. False: the restore was not begun. */
+bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job, uint64_t of_job,
+                                  const struct cairn_snapshot_place *behind,
+                                  cairn_cluster_restored_fn ended);
+/* May it be taken, by who signed it? Any thread. CAIRN_ERR_REFUSED, CAIRN_ERR_CHECKSUM. */
+cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_restore *restore,
+                                                   const struct cairn_manifest *manifest,
+                                                   const char *folder,
+                                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Does it read that folder of the job, or may it choose to? While its thread looks for one: any of them. */
+bool cairn_cluster_restore_reads(const struct cairn_cluster_restore *restore, const char *job,
+                                 const char *folder);
+/* The snapshot is to blame: the one before it may be whole. */
+bool cairn_cluster_restore_is_damage(cairn_status status);
+void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
+                                   const struct cairn_cluster_session *session);
+/* With the cluster: nobody is told. */
+void cairn_cluster_restores_close(struct cairn_cluster *cluster);
+/* True: it is of what a restore has loaded. */
+bool cairn_cluster_restore_on_part(struct cairn_cluster_session *session,
+                                   const Cairn__SnapshotPart *part);
+/* The shard is gone: what it was loading will not come. */
+void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
+                                      const struct cairn_cluster_seat *seat);
+
+/* ---- for its own files ---- */
+
+/* restore.c; on another thread */
+/* Reads manifest and files of the folder that was asked for, or chosen, and moves the manifest here. */
+void cairn_cluster_restore_check(struct cairn_cluster_work *work);
+/* Proves the files before a job is given up for them; an older folder may be chosen if they are
+ * damaged. */
+void cairn_cluster_restore_prove(struct cairn_cluster_work *work);
+/* On the loop: tells of one that no trusted key has signed, or whose manifest has no hash over itself. */
+void cairn_cluster_restore_warn(const struct cairn_cluster_restore *restore);
+
+/* recovery.c */
+/* Above all that the job has used, or may use by what is durable of it, and above all that lie in the folder
+ * of its name. */
+uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_restore *restore,
+                                               const struct cairn_cluster_job *old);
+/* old: the job of that name; NULL: there is none. May it go for the snapshot now? */
+cairn_status cairn_cluster_restore_judge_replace(const struct cairn_cluster_restore *restore,
+                                                 const struct cairn_cluster_job *old,
+                                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The job `old` is gone, and the one of the snapshot is being made; `on_made` hears, with the restore. A
+ * failure leaves `old` as it was, but for one of memory. */
+cairn_status cairn_cluster_restore_replace(struct cairn_cluster_restore *restore,
+                                           struct cairn_cluster_job *old,
+                                           cairn_cluster_gather_fn on_made,
+                                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* restore.c; on the other thread. */
+/* The one that was asked for by its id is damaged, as restore->why says: with `fallback` the newest that is
+ * older is to be tried in its place, which is then restore->folder (true); else `why` names it. */
+bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore);
+
+/* restore.c: who asked is told */
+/* Under which name it is, or will be, a job. */
+const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *restore);
+/* The spec of the job that is made: the manifest's, or with the settings that were asked for. */
+const struct cairn_job_spec_data *
+cairn_cluster_restore_spec(const struct cairn_cluster_restore *restore);
+/* Notes what the job is that goes for it. */
+void cairn_cluster_restore_replaces(struct cairn_cluster_restore *restore,
+                                    const struct cairn_cluster_job *old);
+/* It is done, or planned: who asked hears of it. */
+void cairn_cluster_restore_answer(struct cairn_cluster_restore *restore);
+
+/* restore.c */
+/* On another thread: the content root of the files, which were verified, against the manifest's. */
+void cairn_cluster_restore_prove_files(struct cairn_cluster_work *work);
+/* On another thread: that of what the shards told. */
+void cairn_cluster_restore_prove_loaded(struct cairn_cluster_work *work);
+
+/* restore.c */
+/* On another thread, the folder of a restore that has none. */
+void cairn_cluster_restore_find_latest(struct cairn_cluster_restore *restore);
+/* The snapshot that was chosen is damaged, by `text`: which, and how. */
+void cairn_cluster_restore_say_damaged(const struct cairn_cluster_restore *restore,
+                                       const char *text, struct cairn_sentence *out);
+/* It is done; `damaged` is the newest that was not taken for it: its job says so. Empty: there is none. */
+void cairn_cluster_restore_passed_over(const struct cairn_cluster_restore *restore,
+                                       const struct cairn_sentence *damaged);
+
+/* restore.c */
+/* In the cluster's list, its work not started yet. NULL: no memory. */
+struct cairn_cluster_restore *cairn_cluster_restore_new(struct cairn_cluster *cluster);
+/* Who began it without an admin hears that it was given up, unless that one was told of its end. */
+void cairn_cluster_restore_free(struct cairn_cluster_restore *restore);
+/* A part came, or will not come. */
+void cairn_cluster_restore_advance(struct cairn_cluster_restore *restore);
+
+/* ==== recovery ==== */
+
+/* A job whose shard has lost its part restores its newest whole snapshot by itself, if its on_shard_loss
+ * says so: what the sentence of a lost job advises, without the operator.
+ *
+ *   a part is missed   its shard came without it (parts.c), or is away for shard_loss_wait_s
+ *     → LOST           members are put out with ROLLED_BACK; who opens the job waits
+ *     → restore        of the newest snapshot, or, if that is damaged, of the one before, as soon as there
+ *                      are shards enough (restore.c); a part that comes back first ends it
+ *     → running        in a new generation, at the snapshot's step, with the policy and the bounds of workers
+ *                      that the job had
+ *
+ * A restore that an operator or a worker asked for, and that ended for another cause than its snapshot (a
+ * shard died), is tried again in the same way, with the settings that were asked for.
+ *
+ * A snapshot that a shard does not see is not damaged: that shard's storage is waited for, however long.
+ *
+ * A snapshot ahead of where the job was is not its own, but of one that had the name before it.
+ *
+ * At most CAIRN_RESTORES_MAX times without a step that is applied in between, while this coordinator lives;
+ * then the job waits, and says so. */
+
+void cairn_cluster_recovery_tick(struct cairn_cluster_job *job);
+/* The snapshot's spec takes over what the job does by itself, and how many workers it has, as an amendment
+ * may have made it since: those who work for it now are to find their place in it. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_cluster_recovery_keep(struct cairn_job_spec_data *spec,
+                                         const struct cairn_job_spec_data *now) CAIRN_MUST_CHECK;
+
+/* ==== resume ==== */
+
+/* Workers that open a job with the wish that its newest snapshot is restored. */
+
+/* Looks for snapshots of the job, and restores the newest that is whole, if that is not under way; then those
+ * who wait for it go on (cairn_cluster_openers_resumed). False: no memory. */
+bool cairn_cluster_resume_begin(struct cairn_cluster *cluster, const char *job);
+bool cairn_cluster_resuming(const struct cairn_cluster *cluster, const char *job);
+/* With the cluster, whose threads have ended: nobody is told. */
+void cairn_cluster_resumes_close(struct cairn_cluster *cluster);
+
+/* ==== adopt ==== */
+
+/* Taking what the shards hold into the store, by the operator's word. */
+
+/* Begins one, or only plans it; the session is answered. */
+void cairn_cluster_adopt(struct cairn_cluster_session *session, uint32_t request,
+                         const Cairn__ClusterAdopt *message);
+/* Part, or one of its Pages, of a shard. */
+void cairn_cluster_adopt_on_part(struct cairn_cluster_session *session, uint32_t request,
+                                 const Cairn__Part *part);
+void cairn_cluster_adopt_on_page(struct cairn_cluster_session *session, uint32_t request,
+                                 const Cairn__Page *page);
+void cairn_cluster_adopt_forget(struct cairn_cluster *cluster,
+                                const struct cairn_cluster_session *session);
+/* It does not wait for ever. */
+void cairn_cluster_adopt_tick(struct cairn_cluster *cluster);
+/* With the cluster, whose threads have ended. */
+void cairn_cluster_adopt_close(struct cairn_cluster *cluster);
+
+/* ==== adopt private ==== */
+
+/* An adoption on its way: adopt.c asks the shards, adopt.c judges what they hold, adopt.c puts it
+ * into the store and goes on by it. */
+
+/* A job that is to be adopted; what points into parts is good until the next HeldJobs. */
+struct cairn_cluster_adoptee {
+    Cairn__HeldJob *best;            /* borrowed: of the newest spec */
+    struct cairn_cluster_seat *from; /* who has it */
+    struct cairn_marks marks;        /* the highest of all */
+    uint64_t generation, below;      /* the one that is judged; it is older than that */
+    uint64_t version_generation, step, lowest_step;
+    struct cairn_sentence refused; /* empty: it is whole */
+    /* owned */
+    char *name;
+    struct cairn_stored_shard
+        *shards; /* [CAIRN_SEATS_MAX], shard_count of them; names borrowed of the seats */
+    uint32_t shard_count;
+    struct cairn_paged spec, layout;
+    uint64_t id, base_step;
+    uint32_t request; /* of its PartGet; 0: not asked, or its pages are here */
+};
+
+struct cairn_cluster_adoption {
+    struct cairn_task task;
+    struct cairn_cluster *cluster;
+    struct cairn_cluster_waiter *waiter;
+    struct cairn_cluster_gather *gather; /* borrowed: what is asked; NULL: it is being written */
+    uint32_t number;                     /* of no other adoption */
+    bool plan;
+    uint64_t began_ms;                  /* what is asked */
+    struct cairn_cluster_adoptee *jobs; /* owned: [job_count] */
+    size_t job_count;
+    size_t asked_count; /* of the jobs: their parts were asked for, or they are refused */
+    char **
+        silent; /* owned: [silent_count], names borrowed of the seats: they did not say what they hold */
+    size_t silent_count;
+    struct cairn_stored_job *rows; /* owned: [row_count] */
+    size_t row_count;
+    struct cairn_trusted_key
+        keys[CAIRN_KEYS_MAX]; /* [key_count]: who has what is adopted trusts them */
+    size_t key_count;
+    uint64_t former; /* the store that they were of; 0: of several, or of ours */
+    uint64_t incarnation;
+    cairn_status status;
+    struct cairn_sentence why;
+};
+
+/* adopt.c: which jobs there are on the shards that are here, each whole or refused. A shard that does
+ * not say what it holds is taken as one that is away, and is named. */
+cairn_status cairn_cluster_adoption_plan(struct cairn_cluster_adoption *adoption) CAIRN_MUST_CHECK;
+/* It has answered this adoption. */
+bool cairn_cluster_adoption_knows(const struct cairn_cluster_seat *seat);
+/* Part `index` of it is nowhere: by which shard that may be. */
+void cairn_cluster_adoption_missing(const struct cairn_cluster_adoption *adoption,
+                                    const struct cairn_cluster_adoptee *job, uint32_t index,
+                                    struct cairn_sentence *out);
+
+/* adopt.c: the pages of all that is whole are here. Ends by an answer. */
+void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption);
+
+/* adopt.c: the two ends of an adoption. They tell what is adopted, or would be; or why nothing
+ * was. Both free the adoption. */
+void cairn_cluster_adoption_answer(struct cairn_cluster_adoption *adoption);
+void cairn_cluster_adoption_fail(struct cairn_cluster_adoption *adoption, cairn_status status,
+                                 const char *text);
+
+#endif

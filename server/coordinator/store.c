@@ -1,0 +1,894 @@
+#include "server/coordinator/store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/base/machine.h"
+#include "server/base/daemon.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/core/holes.h"
+
+#define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
+#define SCHEMA_VERSION 1
+
+/* ---- the tables ---- */
+
+enum column_type { NUMBER, FLAG, REAL, TEXT, BYTES, COLUMN_TYPES };
+static const char *const type_names[COLUMN_TYPES] = { "INTEGER", "INTEGER", "REAL", "TEXT",
+                                                      "BLOB" };
+
+struct column {
+    const char *name;
+    enum column_type type;
+    size_t at; /* in the row's struct: a uint64_t, bool, double, const char * or const uint8_t * */
+    size_t count_at;        /* of BYTES: their size_t */
+    const char *constraint; /* NULL: NOT NULL */
+    bool grows;             /* no change takes it back */
+    uint32_t set_by;        /* bits of the changes that set it, beside those of whole rows */
+};
+
+#define BY(change) (1u << CAIRN_STORE_##change)
+
+#define COLUMN(text, kind, member) .name = (text), .type = (kind), .at = offsetof(ROW, member)
+#define ROW                        struct cairn_stored_meta
+static const struct column meta_columns[] = {
+    { COLUMN("zero", NUMBER, zero), .constraint = "NOT NULL CHECK (zero = 0)" },
+    { COLUMN("incarnation", NUMBER, incarnation), .set_by = BY(START) },
+    { COLUMN("identity", NUMBER, identity), .set_by = BY(START) },
+    { COLUMN("storage", NUMBER, storage), .set_by = BY(STORAGE) },
+};
+#undef ROW
+#define ROW struct cairn_stored_job
+static const struct column job_columns[] = {
+    { COLUMN("id", NUMBER, id) },
+    { COLUMN("name", TEXT, name), .constraint = "NOT NULL UNIQUE" },
+    { COLUMN("spec", BYTES, spec), .count_at = offsetof(ROW, spec_bytes) },
+    { COLUMN("layout", BYTES, layout), .count_at = offsetof(ROW, layout_bytes),
+      .set_by = BY(LAYOUT) },
+    { COLUMN("generation", NUMBER, generation) },
+    { COLUMN("generation_reserved", NUMBER, generation_reserved), .grows = true,
+      .set_by = BY(GENERATION) },
+    { COLUMN("epoch", NUMBER, epoch), .grows = true, .set_by = BY(EPOCH) | BY(LAYOUT) },
+    { COLUMN("round_reserved", NUMBER, round_reserved), .grows = true,
+      .set_by = BY(EPOCH) | BY(LAYOUT) },
+    { COLUMN("base_step", NUMBER, base_step) },
+    { COLUMN("initialized", FLAG, initialized), .grows = true, .set_by = BY(INITIALIZED) },
+    { COLUMN("layout_at_generation", NUMBER, layout_at_generation), .set_by = BY(LAYOUT) },
+    { COLUMN("layout_at_step", NUMBER, layout_at_step), .set_by = BY(LAYOUT) },
+    { COLUMN("layout_before", BYTES, layout_before), .constraint = "",
+      .count_at = offsetof(ROW, layout_before_bytes), .set_by = BY(LAYOUT) },
+    { COLUMN("pause", REAL, pause), .set_by = BY(LAYOUT) },
+    { COLUMN("origin", NUMBER, origin.generation) },
+    { COLUMN("origin_from_generation", NUMBER, origin.from.generation) },
+    { COLUMN("origin_from_step", NUMBER, origin.from.step) },
+};
+#undef ROW
+#define ROW struct cairn_stored_shard
+static const struct column shard_columns[] = {
+    { COLUMN("job", NUMBER, job), .constraint = "NOT NULL REFERENCES jobs(id) ON DELETE CASCADE" },
+    { COLUMN("place", NUMBER, place) },
+    { COLUMN("shard", TEXT, name) },
+    { COLUMN("weight", REAL, weight), .constraint = "" }, // NULL: not a number
+};
+#undef ROW
+#define ROW struct cairn_stored_dropped
+static const struct column dropped_columns[] = {
+    { COLUMN("place", NUMBER, place) },
+    { COLUMN("job", NUMBER, job), .constraint = "NOT NULL UNIQUE" },
+};
+static const struct column leaving_columns[] = { { .name = "shard", .type = TEXT } };
+#undef ROW
+#define ROW struct cairn_stored_key
+static const struct column key_columns[] = {
+    { COLUMN("line", TEXT, line) },
+    { COLUMN("own", FLAG, is_own) },
+    { COLUMN("since", NUMBER, since_unix_s) },
+};
+#undef ROW
+#define ROW struct cairn_stored_event
+static const struct column event_columns[] = {
+    { COLUMN("number", NUMBER, number) }, { COLUMN("unix_ms", NUMBER, unix_ms) },
+    { COLUMN("kind", TEXT, kind) },       { COLUMN("job", TEXT, job) },
+    { COLUMN("who", TEXT, who) },         { COLUMN("text", TEXT, text) },
+};
+#undef ROW
+
+/* Rows are changed by the first column, which the key begins with. */
+#define TABLE(text, row, list, primary, by)                                         \
+    {                                                                               \
+        (text), (primary), (by), sizeof(row), (list), sizeof(list) / sizeof *(list) \
+    }
+static const struct table {
+    const char *name, *key, *order;
+    size_t row_bytes;
+    const struct column *columns;
+    int column_count;
+} tables[CAIRN_STORED_KINDS] = {
+    [CAIRN_STORED_META] = TABLE("meta", struct cairn_stored_meta, meta_columns, "zero", "zero"),
+    [CAIRN_STORED_JOBS] = TABLE("jobs", struct cairn_stored_job, job_columns, "id", "name"),
+    [CAIRN_STORED_SHARDS] = TABLE("job_shards", struct cairn_stored_shard, shard_columns,
+                                  "job, place", "place"),
+    [CAIRN_STORED_DROPPED] = TABLE("dropped", struct cairn_stored_dropped, dropped_columns, "place",
+                                   "place"),
+    [CAIRN_STORED_LEAVING] = TABLE("leaving", struct cairn_stored_leaving, leaving_columns, "shard",
+                                   "rowid"),
+    [CAIRN_STORED_KEYS] = TABLE("keys", struct cairn_stored_key, key_columns, "line",
+                                "own DESC, since, line"),
+    [CAIRN_STORED_EVENTS] = TABLE("events", struct cairn_stored_event, event_columns, "number",
+                                  "number"),
+};
+
+static const struct change {
+    enum cairn_store_kind kind;
+    enum { PUT, SET, DROP } how; /* whole rows; the columns that say so; no row any more */
+} changes[CAIRN_STORE_CHANGES] = {
+    [CAIRN_STORE_JOB] = { CAIRN_STORED_JOBS, PUT },
+    [CAIRN_STORE_LAYOUT] = { CAIRN_STORED_JOBS, SET },
+    [CAIRN_STORE_EPOCH] = { CAIRN_STORED_JOBS, SET },
+    [CAIRN_STORE_INITIALIZED] = { CAIRN_STORED_JOBS, SET },
+    [CAIRN_STORE_GENERATION] = { CAIRN_STORED_JOBS, SET },
+    [CAIRN_STORE_JOB_DROP] = { CAIRN_STORED_JOBS, DROP },
+    [CAIRN_STORE_STORAGE] = { CAIRN_STORED_META, SET },
+    [CAIRN_STORE_LEAVE] = { CAIRN_STORED_LEAVING, PUT },
+    [CAIRN_STORE_STAY] = { CAIRN_STORED_LEAVING, DROP },
+    [CAIRN_STORE_KEY] = { CAIRN_STORED_KEYS, PUT },
+    [CAIRN_STORE_KEY_DROP] = { CAIRN_STORED_KEYS, DROP },
+    [CAIRN_STORE_EVENTS] = { CAIRN_STORED_EVENTS, PUT },
+    [CAIRN_STORE_START] = { CAIRN_STORED_META, SET },
+    [CAIRN_STORE_SHARDS] = { CAIRN_STORED_SHARDS, PUT },
+    [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },
+};
+
+/* These follow in the same transaction: a part of a job that was dropped is a leftover of our own, and
+ * the oldest go. */
+static const char schema_end[] =
+    "CREATE TRIGGER drops AFTER DELETE ON jobs BEGIN INSERT OR REPLACE INTO dropped (job) VALUES "
+    "(old.id); DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - %d; END; "
+    "CREATE TRIGGER notes AFTER INSERT ON events BEGIN DELETE FROM events WHERE number <= "
+    "new.number - %d; END; INSERT INTO meta VALUES (0, 0, 0, 0); PRAGMA application_id = %d; "
+    "PRAGMA user_version = %d";
+
+/* ---- statements ---- */
+
+cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
+                              struct cairn_sentence *why)
+{
+    const int code = sqlite3_errcode(store->db) & 0xff;
+    const char *text = sqlite3_errmsg(store->db);
+    if (code == SQLITE_FULL) {
+        return cairn_fail(why, CAIRN_ERR_NO_SPACE, "%s: %s: no space left; free some", store->path,
+                          doing);
+    }
+    if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB) {
+        return cairn_fail(why, CAIRN_ERR_CORRUPT,
+                          "%s: %s: %s; restore the file, or move it away and take the jobs from "
+                          "the shards (`cairn cluster adopt`)",
+                          store->path, doing, text);
+    }
+    if (code == SQLITE_BUSY) {
+        return cairn_fail(why, CAIRN_ERR_BUSY, "%s: %s: another process has it open", store->path,
+                          doing);
+    }
+    return cairn_fail(why, CAIRN_ERR_IO, "%s: %s: %s", store->path, doing, text);
+}
+
+cairn_status cairn_store_run(const struct cairn_store *store, const char *sql,
+                             struct cairn_sentence *why)
+{
+    if (sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK) return CAIRN_OK;
+    return cairn_store_fail(store, "writing", why);
+}
+
+cairn_status cairn_store_prepare(const struct cairn_store *store, const char *sql,
+                                 sqlite3_stmt **out, struct cairn_sentence *why)
+{
+    if (sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK) return CAIRN_OK;
+    return cairn_store_fail(store, "reading", why);
+}
+
+/* One number of a one-row question. */
+static cairn_status ask(const struct cairn_store *store, const char *sql, int64_t *out,
+                        struct cairn_sentence *why)
+{
+    sqlite3_stmt *s;
+    cairn_status status = cairn_store_prepare(store, sql, &s, why);
+    if (status != CAIRN_OK) return status;
+    if (sqlite3_step(s) == SQLITE_ROW) {
+        *out = sqlite3_column_int64(s, 0);
+    } else {
+        status = cairn_store_fail(store, "reading", why);
+    }
+    sqlite3_finalize(s);
+    return status;
+}
+
+/* COMMIT, or ROLLBACK of what failed. */
+static cairn_status end_transaction(struct cairn_store *store, cairn_status status,
+                                    struct cairn_sentence *why)
+{
+    if (status == CAIRN_OK) status = cairn_store_run(store, "COMMIT", why);
+    if (status != CAIRN_OK && sqlite3_get_autocommit(store->db) == 0) {
+        sqlite3_exec(store->db, "ROLLBACK", NULL, NULL, NULL);
+    }
+    return status;
+}
+
+/* ---- rows ---- */
+
+static const void *field(const void *row, size_t at)
+{
+    return (const char *)row + at;
+}
+
+static void bind_column(sqlite3_stmt *s, int at, const struct column *column, const void *row)
+{
+    const void *value = field(row, column->at);
+    switch (column->type) {
+    case NUMBER: cairn_store_bind_u64(s, at, *(const uint64_t *)value); break;
+    case FLAG: sqlite3_bind_int(s, at, *(const bool *)value); break;
+    case REAL: sqlite3_bind_double(s, at, *(const double *)value); break;
+    case TEXT: sqlite3_bind_text(s, at, *(const char *const *)value, -1, SQLITE_STATIC); break;
+    default:
+        sqlite3_bind_blob64(s, at, *(const void *const *)value,
+                            *(const size_t *)field(row, column->count_at), SQLITE_STATIC);
+    }
+}
+
+/* Texts and bytes live until the statement's next step. */
+static void fill(char *row, const struct column *column, sqlite3_stmt *s, int at)
+{
+    void *value = row + column->at;
+    switch (column->type) {
+    case NUMBER: *(uint64_t *)value = (uint64_t)sqlite3_column_int64(s, at); break;
+    case FLAG: *(bool *)value = sqlite3_column_int(s, at) != 0; break;
+    case REAL:
+        *(double *)value = sqlite3_column_type(s, at) == SQLITE_NULL ? NAN
+                                                                     : sqlite3_column_double(s, at);
+        break;
+    case TEXT: *(const char **)value = (const char *)sqlite3_column_text(s, at); break;
+    default:
+        *(const void **)value = sqlite3_column_blob(s, at);
+        *(size_t *)(void *)(row + column->count_at) = (size_t)sqlite3_column_bytes(s, at);
+    }
+}
+
+/* Copies the texts of a row behind `to`, where the row points to from then on; NULL: nothing is done.
+ * Returns how many bytes they are. */
+static size_t copy_texts(const struct table *table, char *row, char *to)
+{
+    size_t used = 0;
+    for (const struct column *c = table->columns; c < table->columns + table->column_count; c++) {
+        if (c->type != TEXT) continue;
+        const char **from = (const char **)(void *)(row + c->at);
+        const size_t bytes = strlen(*from) + 1;
+        if (to != NULL) *from = memcpy(to + used, *from, bytes);
+        used += bytes;
+    }
+    return used;
+}
+
+void *cairn_store_copy(enum cairn_store_change change, const void *rows, size_t count)
+{
+    const struct table *table = &tables[changes[change].kind];
+    size_t bytes = count * table->row_bytes;
+    for (size_t i = 0; i < count; i++)
+        bytes += copy_texts(table, (char *)(uintptr_t)field(rows, i * table->row_bytes), NULL);
+    char *copies = malloc(bytes + 1);
+    if (copies == NULL) return NULL;
+    memcpy(copies, rows, count * table->row_bytes);
+    char *at = copies + count * table->row_bytes;
+    for (size_t i = 0; i < count; i++) at += copy_texts(table, copies + i * table->row_bytes, at);
+    return copies;
+}
+
+/* Prepares the statement that `sql` makes, and ends that. */
+static cairn_status prepare_made(const struct cairn_store *store, sqlite3_str *sql,
+                                 sqlite3_stmt **out, struct cairn_sentence *why)
+{
+    char *text = sqlite3_str_finish(sql);
+    const cairn_status status = text == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                                                          "no memory for the store")
+                                             : cairn_store_prepare(store, text, out, why);
+    sqlite3_free(text);
+    return status;
+}
+
+/* Column I is parameter I + 1. */
+static cairn_status prepare_change(const struct cairn_store *store, enum cairn_store_change change,
+                                   sqlite3_stmt **out, struct cairn_sentence *why)
+{
+    const struct change *how = &changes[change];
+    const struct table *table = &tables[how->kind];
+    sqlite3_str *sql = sqlite3_str_new(store->db);
+    const char *between = "";
+    if (how->how == DROP) sqlite3_str_appendf(sql, "DELETE FROM %s", table->name);
+    if (how->how == SET) sqlite3_str_appendf(sql, "UPDATE %s SET ", table->name);
+    if (how->how == PUT) {
+        sqlite3_str_appendf(sql, "INSERT INTO %s VALUES (?1", table->name);
+        for (int i = 1; i < table->column_count; i++) sqlite3_str_appendf(sql, ", ?%d", i + 1);
+        sqlite3_str_appendf(sql, ") ON CONFLICT (%s) DO UPDATE SET ", table->key);
+    }
+    // The first column stays as it is: SQLite would look up all shards of a job of which the id is set.
+    for (int i = table->column_count > 1; i < table->column_count && how->how != DROP; i++) {
+        const struct column *c = &table->columns[i];
+        if (how->how == SET && (c->set_by >> change & 1) == 0) continue;
+        sqlite3_str_appendf(sql, "%s%s = ", between, c->name);
+        if (c->grows)
+            sqlite3_str_appendf(sql, "max(%s, ?%d)", c->name, i + 1);
+        else
+            sqlite3_str_appendf(sql, "?%d", i + 1);
+        between = ", ";
+    }
+    if (how->how != PUT) sqlite3_str_appendf(sql, " WHERE %s = ?1", table->columns[0].name);
+    return prepare_made(store, sql, out, why);
+}
+
+/* A job that is not there has no row to change. */
+static cairn_status run_change(const struct cairn_store *store, enum cairn_store_change change,
+                               sqlite3_stmt *s, const void *row, struct cairn_sentence *why)
+{
+    const bool is_job = changes[change].kind == CAIRN_STORED_JOBS;
+    const struct cairn_stored_job *job = row;
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; i < sqlite3_bind_parameter_count(s); i++)
+        bind_column(s, i + 1, &tables[changes[change].kind].columns[i], row);
+    const bool is_done = sqlite3_step(s) == SQLITE_DONE;
+    if (is_done && is_job && sqlite3_changes(store->db) == 0)
+        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: no job %016" PRIx64, store->path,
+                            job->id);
+    else if (!is_done && is_job && (sqlite3_errcode(store->db) & 0xff) == SQLITE_CONSTRAINT)
+        status = cairn_fail(why, CAIRN_ERR_EXISTS, "there is another job \"%s\"", job->name);
+    else if (!is_done)
+        status = cairn_store_fail(store, "writing", why);
+    sqlite3_reset(s);
+    return status;
+}
+
+static cairn_status apply(struct cairn_store *store, enum cairn_store_change change,
+                          const void *rows, size_t count, struct cairn_sentence *why);
+
+/* In place of those that the job had. */
+static cairn_status put_shards(struct cairn_store *store, const struct cairn_stored_job *job,
+                               struct cairn_sentence *why)
+{
+    struct cairn_stored_shard row = { .job = job->id };
+    sqlite3_stmt *s;
+    cairn_status status = apply(store, CAIRN_STORE_SHARDS_DROP, &row, 1, why);
+    if (status == CAIRN_OK) status = prepare_change(store, CAIRN_STORE_SHARDS, &s, why);
+    if (status != CAIRN_OK) return status;
+    for (; row.place < job->shard_count && status == CAIRN_OK; row.place++) {
+        row.name = job->shards[row.place].name;
+        row.weight = job->weighed ? job->shards[row.place].weight : NAN;
+        status = run_change(store, CAIRN_STORE_SHARDS, s, &row, why);
+    }
+    sqlite3_finalize(s);
+    return status;
+}
+
+/* In a transaction. */
+static cairn_status apply(struct cairn_store *store, enum cairn_store_change change,
+                          const void *rows, size_t count, struct cairn_sentence *why)
+{
+    const bool has_shards = change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT;
+    sqlite3_stmt *s;
+    cairn_status status = prepare_change(store, change, &s, why);
+    if (status != CAIRN_OK) return status;
+    for (size_t i = 0; i < count && status == CAIRN_OK; i++) {
+        const void *row = field(rows, i * tables[changes[change].kind].row_bytes);
+        status = run_change(store, change, s, row, why);
+        if (status == CAIRN_OK && has_shards) status = put_shards(store, row, why);
+    }
+    sqlite3_finalize(s);
+    return status;
+}
+
+cairn_status cairn_store_write(struct cairn_store *store, enum cairn_store_change change,
+                               const void *rows, size_t count, struct cairn_sentence *why)
+{
+    // Events are no part of what a job needs: the next epoch is not to wait for the disk behind them.
+    const bool is_lazy = change == CAIRN_STORE_EVENTS;
+    const int before = sqlite3_total_changes(store->db);
+    cairn_status status = cairn_store_run(
+        store, is_lazy ? "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE" : "BEGIN IMMEDIATE", why);
+    if (status == CAIRN_OK)
+        status = end_transaction(store, apply(store, change, rows, count, why), why);
+    if (!is_lazy) return status;
+    struct cairn_sentence ignored;
+    const cairn_status again = cairn_store_run(store, "PRAGMA synchronous = FULL", &ignored);
+    store->event_changes += (uint64_t)(sqlite3_total_changes(store->db) - before);
+    return status == CAIRN_OK ? again : status;
+}
+
+/* `of`: those whose first column is that number; NULL: all. */
+static cairn_status prepare_load(const struct cairn_store *store, enum cairn_store_kind kind,
+                                 const uint64_t *of, sqlite3_stmt **out, struct cairn_sentence *why)
+{
+    const struct table *table = &tables[kind];
+    sqlite3_str *sql = sqlite3_str_new(store->db);
+    for (int i = 0; i < table->column_count; i++)
+        sqlite3_str_appendf(sql, "%s%s", i == 0 ? "SELECT " : ", ", table->columns[i].name);
+    sqlite3_str_appendf(sql, " FROM %s", table->name);
+    if (of != NULL) sqlite3_str_appendf(sql, " WHERE %s = ?1", table->columns[0].name);
+    sqlite3_str_appendf(sql, " ORDER BY %s", table->order);
+    const cairn_status status = prepare_made(store, sql, out, why);
+    if (status == CAIRN_OK && of != NULL) cairn_store_bind_u64(*out, 1, *of);
+    return status;
+}
+
+static cairn_status load(const struct cairn_store *store, enum cairn_store_kind kind,
+                         const uint64_t *of, cairn_stored_fn take, void *context,
+                         struct cairn_sentence *why)
+{
+    const struct table *table = &tables[kind];
+    sqlite3_stmt *s;
+    cairn_status status = prepare_load(store, kind, of, &s, why);
+    if (status != CAIRN_OK) return status;
+    int code = SQLITE_DONE;
+    while (status == CAIRN_OK && (code = sqlite3_step(s)) == SQLITE_ROW) {
+        _Alignas(max_align_t) char row[sizeof(struct cairn_stored_job)] = { 0 };
+        for (int i = 0; i < table->column_count; i++) fill(row, &table->columns[i], s, i);
+        status = take(context, row, why);
+    }
+    if (status == CAIRN_OK && code != SQLITE_DONE) status = cairn_store_fail(store, "reading", why);
+    sqlite3_finalize(s);
+    return status;
+}
+
+/* ---- open ---- */
+
+static cairn_status refuse_version(const struct cairn_store *store, int64_t version,
+                                   const char *but, struct cairn_sentence *why)
+{
+    return cairn_fail(
+        why, CAIRN_ERR_VERSION,
+        "%s is a store of version %" PRId64
+        "%s; this program has version %d and reads no other. Move the file away and "
+        "start again, with an empty store: `cairn cluster adopt --yes` then takes its "
+        "jobs from the shards",
+        store->path, version, but, SCHEMA_VERSION);
+}
+
+/* A file may say that it is of this version and have the tables of another program's. */
+static cairn_status judge_columns(const struct cairn_store *store, struct cairn_sentence *why)
+{
+    for (int kind = 0; kind < CAIRN_STORED_KINDS; kind++) {
+        sqlite3_stmt *s;
+        const cairn_status status = prepare_load(store, (enum cairn_store_kind)kind, NULL, &s, why);
+        if (status != CAIRN_OK && (sqlite3_errcode(store->db) & 0xff) == SQLITE_ERROR)
+            return refuse_version(store, SCHEMA_VERSION, " with other tables", why);
+        if (status != CAIRN_OK) return status;
+        sqlite3_finalize(s);
+    }
+    return CAIRN_OK;
+}
+
+/* The file is of this program and its version, and whole. A new one is empty: application_id 0, no tables,
+ * version 0. */
+static cairn_status judge_file(struct cairn_store *store, bool *is_new_out,
+                               struct cairn_sentence *why)
+{
+    int64_t id, version, table_count;
+    cairn_status status = ask(store, "PRAGMA application_id", &id, why);
+    if (status == CAIRN_OK) status = ask(store, "PRAGMA user_version", &version, why);
+    if (status == CAIRN_OK)
+        status = ask(store, "SELECT count(*) FROM sqlite_master", &table_count, why);
+    if (status != CAIRN_OK) return status;
+    *is_new_out = id == 0 && version == 0 && table_count == 0;
+    if (*is_new_out) return CAIRN_OK;
+    if (id != APPLICATION_ID) {
+        return cairn_fail(why, CAIRN_ERR_CORRUPT,
+                          "%s is not the database of a cairn-coordinator (application id %" PRId64
+                          "); give another store.path",
+                          store->path, id);
+    }
+    if (version != SCHEMA_VERSION) return refuse_version(store, version, "", why);
+    sqlite3_stmt *s;
+    status = cairn_store_prepare(store, "PRAGMA quick_check(1)", &s, why);
+    if (status != CAIRN_OK) return status;
+    if (sqlite3_step(s) != SQLITE_ROW) {
+        status = cairn_store_fail(store, "checking", why);
+    } else if (strcmp((const char *)sqlite3_column_text(s, 0), "ok") != 0) {
+        status = cairn_fail(why, CAIRN_ERR_CORRUPT,
+                            "%s is damaged (%s); restore the file, or move it away and take the "
+                            "jobs from the shards (`cairn cluster adopt`)",
+                            store->path, (const char *)sqlite3_column_text(s, 0));
+    }
+    sqlite3_finalize(s);
+    return status == CAIRN_OK ? judge_columns(store, why) : status;
+}
+
+static uint64_t random_identity(void)
+{
+    uint64_t identity = 0;
+    while (identity == 0) randombytes_buf(&identity, sizeof identity);
+    return identity;
+}
+
+static cairn_status create(struct cairn_store *store, struct cairn_sentence *why)
+{
+    struct cairn_sentence sql = { "" };
+    cairn_status status = CAIRN_OK;
+    for (const struct table *t = tables; t < tables + CAIRN_STORED_KINDS; t++) {
+        cairn_sentence_set(&sql, "CREATE TABLE %s (", t->name);
+        for (const struct column *c = t->columns; c < t->columns + t->column_count; c++)
+            cairn_sentence_add(&sql, "%s %s %s, ", c->name, type_names[c->type],
+                               c->constraint != NULL ? c->constraint : "NOT NULL");
+        cairn_sentence_add(&sql, "PRIMARY KEY (%s))", t->key);
+        if (status == CAIRN_OK) status = cairn_store_run(store, sql.text, why);
+    }
+    cairn_sentence_set(&sql, schema_end, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX,
+                       APPLICATION_ID, SCHEMA_VERSION);
+    store->meta.identity = random_identity();
+    return status == CAIRN_OK ? cairn_store_run(store, sql.text, why) : status;
+}
+
+static cairn_status take_meta(void *context, const void *row, struct cairn_sentence *why)
+{
+    (void)why;
+    *(struct cairn_stored_meta *)context = *(const struct cairn_stored_meta *)row;
+    return CAIRN_OK;
+}
+
+/* Makes the tables of a new file, and counts the incarnation up. */
+static cairn_status begin(struct cairn_store *store, bool is_new, struct cairn_sentence *why)
+{
+    cairn_status status = is_new
+                              ? create(store, why)
+                              : load(store, CAIRN_STORED_META, NULL, take_meta, &store->meta, why);
+    store->meta.incarnation++;
+    return status == CAIRN_OK ? apply(store, CAIRN_STORE_START, &store->meta, 1, why) : status;
+}
+
+static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why)
+{
+    bool is_new;
+    cairn_status status = judge_file(store, &is_new, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_store_run(
+        store,
+        "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
+        "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
+        why);
+    if (status != CAIRN_OK) return status;
+    status = end_transaction(store, begin(store, is_new, why), why);
+    if (status != CAIRN_OK) return status;
+    store->opening_changes = (uint64_t)sqlite3_total_changes(store->db);
+    return CAIRN_OK;
+}
+
+/* An empty file is a new database. SQLite gives its journal the same mode. */
+static cairn_status open_private(const char *path, struct cairn_sentence *why)
+{
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    const int error = fd < 0 ? -1 : cairn_file_mode_set(fd, 0600);
+    const int number = errno;
+    if (fd >= 0) close(fd);
+    if (error == 0) return CAIRN_OK;
+    return cairn_fail(why, number == ENOSPC ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO, "opening %s: %s",
+                      path, strerror(number));
+}
+
+cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out,
+                              struct cairn_sentence *why)
+{
+    struct cairn_store *store = calloc(1, sizeof *store);
+    if (store == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the store");
+    cairn_status status = CAIRN_OK;
+    if (asprintf(&store->path, "%s/coordinator.db", folder) < 0) {
+        store->path = NULL;
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the store");
+    }
+    if (status == CAIRN_OK) status = open_private(store->path, why);
+    if (status == CAIRN_OK &&
+        sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE, NULL) != SQLITE_OK) {
+        status = cairn_store_fail(store, "opening", why);
+    }
+    if (status == CAIRN_OK) status = set_up(store, why);
+    if (status != CAIRN_OK) {
+        cairn_store_close(store);
+        return status;
+    }
+    *store_out = store;
+    return CAIRN_OK;
+}
+
+void cairn_store_close(struct cairn_store *store)
+{
+    if (store == NULL) return;
+    sqlite3_close(store->db);
+    free(store->path);
+    sodium_memzero(store->signer, sizeof store->signer);
+    free(store);
+}
+
+const struct cairn_stored_meta *cairn_store_meta(const struct cairn_store *store)
+{
+    return &store->meta;
+}
+
+uint64_t cairn_store_writes(const struct cairn_store *store)
+{
+    return (uint64_t)sqlite3_total_changes(store->db) - store->opening_changes -
+           store->event_changes;
+}
+
+/* ---- jobs with their shards ---- */
+
+/* The shards of one job. */
+struct gathered {
+    const struct cairn_store *store;
+    struct cairn_stored_shard *list; /* owned, with their names */
+    uint32_t count;
+    bool weighed;
+};
+
+static cairn_status gather(void *context, const void *row, struct cairn_sentence *why)
+{
+    struct gathered *g = context;
+    const struct cairn_stored_shard *shard = row;
+    if (shard->place != g->count)
+        return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s: a job's shard %" PRIu32 " is missing",
+                          g->store->path, g->count);
+    struct cairn_stored_shard *list = realloc(g->list, (g->count + 1) * sizeof *list);
+    if (list != NULL) g->list = list;
+    char *name = list != NULL ? strdup(shard->name) : NULL;
+    if (name == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job's shards");
+    const bool weighed = !isnan(shard->weight);
+    list[g->count++] = (struct cairn_stored_shard) { shard->job, shard->place, name,
+                                                     weighed ? shard->weight : 0 };
+    g->weighed |= weighed;
+    return CAIRN_OK;
+}
+
+struct giving {
+    const struct cairn_store *store;
+    cairn_stored_fn take;
+    void *context;
+};
+
+static cairn_status give_job(void *context, const void *row, struct cairn_sentence *why)
+{
+    const struct giving *giving = context;
+    struct gathered g = { .store = giving->store };
+    struct cairn_stored_job job = *(const struct cairn_stored_job *)row;
+    cairn_status status = load(g.store, CAIRN_STORED_SHARDS, &job.id, gather, &g, why);
+    job.shards = g.list;
+    job.shard_count = g.count;
+    job.weighed = g.weighed;
+    if (status == CAIRN_OK) status = giving->take(giving->context, &job, why);
+    for (uint32_t i = 0; i < g.count; i++) free((char *)(uintptr_t)g.list[i].name);
+    free(g.list);
+    return status;
+}
+
+cairn_status cairn_store_each(struct cairn_store *store, enum cairn_store_kind kind,
+                              cairn_stored_fn take, void *context, struct cairn_sentence *why)
+{
+    if (kind != CAIRN_STORED_JOBS) return load(store, kind, NULL, take, context, why);
+    return load(store, kind, NULL, give_job, &(struct giving) { store, take, context }, why);
+}
+
+cairn_status cairn_store_adopt(struct cairn_store *store,
+                               const struct cairn_store_adoptees *adoptees,
+                               struct cairn_sentence *why)
+{
+    struct cairn_stored_meta meta = store->meta;
+    if (meta.incarnation < adoptees->incarnation) meta.incarnation = adoptees->incarnation;
+    meta.incarnation++;
+    meta.identity = random_identity();
+    cairn_status status = cairn_store_run(store, "BEGIN IMMEDIATE", why);
+    if (status != CAIRN_OK) return status;
+    status = apply(store, CAIRN_STORE_JOB, adoptees->jobs, adoptees->job_count, why);
+    if (status == CAIRN_OK)
+        status = apply(store, CAIRN_STORE_KEY, adoptees->keys, adoptees->key_count, why);
+    if (status == CAIRN_OK) status = apply(store, CAIRN_STORE_START, &meta, 1, why);
+    status = end_transaction(store, status, why);
+    if (status == CAIRN_OK) store->meta = meta;
+    return status;
+}
+
+/* ==== saves ==== */
+
+struct cairn_cluster_save {
+    struct cairn_task task;
+    struct cairn_cluster_save *next; /* of the cluster's list */
+    struct cairn_cluster_saved saved;
+    cairn_cluster_saved_fn then;
+    enum cairn_store_change change;
+    /* owned */
+    void *rows; /* [row_count] */
+    size_t row_count;
+    struct cairn_stored_shard *shards; /* those of a job's row */
+    struct cairn_packed *held[3];      /* what it points to besides: it may be large */
+    struct cairn_sentence why;
+    uint64_t store_writes; /* of the store when it was done */
+};
+
+/* ---- on the store's thread ---- */
+
+static void run_save(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_cluster_save *save = (struct cairn_cluster_save *)task;
+    struct cairn_store *store = save->saved.cluster->store;
+    (void)item;
+    (void)thread;
+    save->saved.status = cairn_store_write(store, save->change, save->rows, save->row_count,
+                                           &save->why);
+    save->store_writes = cairn_store_writes(store);
+}
+
+/* ---- on the loop ---- */
+
+static void free_save(struct cairn_cluster_save *save)
+{
+    free(save->rows);
+    free(save->shards);
+    for (size_t i = 0; i < 3; i++) cairn_packed_release(save->held[i]);
+    free(save);
+}
+
+static void on_saved(struct cairn_task *task)
+{
+    struct cairn_cluster_save *save = (struct cairn_cluster_save *)task;
+    struct cairn_cluster *cluster = save->saved.cluster;
+    struct cairn_cluster_save **at = &cluster->saves.list;
+    while (*at != save) at = &(*at)->next;
+    *at = save->next;
+    cluster->saves.rows_written = save->store_writes;
+    if (!cluster->closing) save->then(&save->saved);
+    free_save(save);
+}
+
+/* It is of no job yet, and not begun. NULL: no memory. */
+static struct cairn_cluster_save *save_new(struct cairn_cluster *cluster,
+                                           enum cairn_store_change change, const void *rows,
+                                           size_t row_count, uint64_t number,
+                                           cairn_cluster_saved_fn then)
+{
+    struct cairn_cluster_save *save = calloc(1, sizeof *save);
+    if (save == NULL) return NULL;
+    save->task = (struct cairn_task) { .run = run_save, .done = on_saved, .item_count = 1 };
+    save->saved = (struct cairn_cluster_saved) { cluster, 0, number, CAIRN_OK, save->why.text };
+    save->then = then;
+    save->change = change;
+    save->rows = cairn_store_copy(change, rows, row_count);
+    save->row_count = row_count;
+    if (save->rows != NULL) return save;
+    free_save(save);
+    return NULL;
+}
+
+/* NULL: there was no memory for it. */
+static cairn_status save_start(struct cairn_cluster_save *save, struct cairn_sentence *why)
+{
+    if (save == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    struct cairn_cluster *cluster = save->saved.cluster;
+    save->next = cluster->saves.list;
+    cluster->saves.list = save;
+    cairn_pool_submit(cluster->saves.pool, &save->task);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_save(struct cairn_cluster *cluster, enum cairn_store_change change,
+                                const void *rows, size_t count, uint64_t number,
+                                cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    return save_start(save_new(cluster, change, rows, count, number, then), why);
+}
+
+/* Copies the names of the job's shards and of those that are to join, "" for holes, and their weights.
+ * NULL: no memory. */
+static struct cairn_stored_shard *copy_shards(const struct cairn_cluster_job *job, uint32_t count)
+{
+    const struct cairn_layout *next = job->layouts.storing ? job->layouts.next : NULL;
+    struct cairn_stored_shard *shards = calloc((size_t)count + 1, sizeof *shards);
+    if (shards == NULL) return NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cairn_cluster_joiner *joiner =
+            i < job->shard_count ? NULL : &job->reshard.joiners[i - job->shard_count];
+        const struct cairn_cluster_seat *seat = joiner != NULL ? joiner->seat : job->shards[i].seat;
+        const bool is_hole = seat == NULL ||
+                             (next != NULL && i < next->shard_count &&
+                              cairn_is_hole(job->layouts.next_gone, next->shard_count, i));
+        shards[i].name = is_hole ? "" : seat->name;
+        shards[i].weight = joiner != NULL ? joiner->weight : job->shards[i].weight;
+    }
+    struct cairn_stored_shard *copies = cairn_store_copy(CAIRN_STORE_SHARDS, shards, count);
+    free(shards);
+    return copies;
+}
+
+static const uint8_t *hold(struct cairn_packed **held, struct cairn_packed *packed,
+                           size_t *bytes_out)
+{
+    if (packed == NULL) return NULL;
+    *held = cairn_packed_hold(packed);
+    *bytes_out = packed->size;
+    return packed->bytes;
+}
+
+/* The layout that is in force, or on its way to be: once that is to be written nothing takes it back.
+ * False: no memory. */
+static bool fill_layout(const struct cairn_cluster_job *job, struct cairn_cluster_save *save)
+{
+    const struct cairn_cluster_layouts *l = &job->layouts;
+    struct cairn_stored_job *row = save->rows;
+    struct cairn_version at = l->at;
+    struct cairn_packed *layout = job->planned.layout, *before = l->before;
+    uint32_t before_shards;
+    if (l->storing) {
+        at = cairn_round_version(job->core);
+        layout = l->next_packed;
+        before = cairn_cluster_job_before_next(job, at, &before_shards);
+    }
+    row->layout = hold(&save->held[0], layout, &row->layout_bytes);
+    row->layout_before = hold(&save->held[1], before, &row->layout_before_bytes);
+    row->layout_at_generation = at.generation;
+    row->layout_at_step = at.step;
+    row->shard_count = job->shard_count + job->reshard.joiner_count;
+    row->shards = save->shards = copy_shards(job, row->shard_count);
+    row->weighed = job->reshard.running;
+    row->pause = job->reshard.pace.pause;
+    return row->shards != NULL;
+}
+
+cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, enum cairn_store_change change,
+                                    struct cairn_packed *spec, uint64_t number,
+                                    cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    const struct cairn_stored_job scalars = { .name = job->spec.name,
+                                              .id = job->id,
+                                              .generation = job->generation,
+                                              .generation_reserved = job->reserved.generation,
+                                              .epoch = job->epoch,
+                                              .round_reserved = job->reserved.round,
+                                              .base_step = job->base_step,
+                                              .origin = job->origin,
+                                              .initialized = job->initialized };
+    struct cairn_cluster_save *save = save_new(job->cluster, change, &scalars, 1, number, then);
+    if (save == NULL) return save_start(NULL, why);
+    struct cairn_stored_job *row = save->rows;
+    save->saved.job = job->id;
+    if (change == CAIRN_STORE_INITIALIZED) row->initialized = true;
+    if (change == CAIRN_STORE_GENERATION) row->generation_reserved = number;
+    if (change == CAIRN_STORE_JOB)
+        row->spec = hold(&save->held[2], spec != NULL ? spec : job->planned.spec, &row->spec_bytes);
+    if ((change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT) && !fill_layout(job, save)) {
+        free_save(save);
+        return save_start(NULL, why);
+    }
+    if (change == CAIRN_STORE_JOB) job->stored = true;
+    return save_start(save, why);
+}
+
+bool cairn_cluster_saving(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_save *save = job->cluster->saves.list;
+    while (save != NULL && save->saved.job != job->id) save = save->next;
+    return save != NULL;
+}
+
+cairn_status cairn_cluster_saves_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    return cairn_pool_open(cluster->loop, "cairn-store", 1, NULL, &cluster->saves.pool, why);
+}
+
+void cairn_cluster_saves_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
+                               void *context)
+{
+    if (cluster->saves.pool != NULL) cairn_pool_close(cluster->saves.pool, on_closed, context);
+    while (cluster->saves.list != NULL) {
+        struct cairn_cluster_save *save = cluster->saves.list;
+        cluster->saves.list = save->next;
+        free_save(save);
+    }
+}

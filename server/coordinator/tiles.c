@@ -1,0 +1,613 @@
+/* The tiles of a job's ranks: which rank holds which boxes, whether together they make up the tensors, and
+ * which shards know. See proto/wire/chunk.h and TilesDeclare in control.proto.
+ *
+ * Tiles belong to ranks and outlive sessions; they are kept in memory only. Every worker declares its own
+ * after each attach, also what is known already. Rounds stand behind the core's gate: it is shut until every
+ * attached worker has declared, the cover is exact, and all shards know every worker's list; and it lets
+ * exactly the declared ranks through. A new incarnation hears from the shards (Answer.tiles_world), before
+ * any round can open, that there were tiles, and waits for all declarations.
+ *
+ * Ranks with equal lists share one. A shard is told a few lists ahead of its answers: a thousand ranks do not
+ * each wait for a way there and back, and no queue grows. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/chunk.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/round.h"
+
+enum { UNKNOWN, TOLD, KNOWN }; /* of a member's tiles, at a shard */
+
+#define TELL_AHEAD_BYTES   (64u << 10) /* lists on their way to a shard, or one that is larger */
+#define MEMBER_TILES_BYTES 64          /* what goes before a list, about */
+
+/* A list that some ranks have declared. */
+struct cairn_cluster_tile_list {
+    struct cairn_cluster_tile_list *next;
+    uint32_t refs; /* ranks */
+    uint64_t hash;
+    struct cairn_tiles tiles;    /* owned */
+    struct cairn_packed *packed; /* held: the same; NULL: of the whole tensors */
+};
+
+/* ---- lists ---- */
+
+static void list_free(struct cairn_cluster_tile_list *list)
+{
+    cairn_tiles_release(&list->tiles);
+    cairn_packed_release(list->packed);
+    free(list);
+}
+
+static void list_put(struct cairn_cluster_tiles *t, struct cairn_cluster_tile_list *list)
+{
+    if (list == NULL || --list->refs > 0) return;
+    struct cairn_cluster_tile_list **at = &t->lists;
+    while (*at != list) at = &(*at)->next;
+    *at = list->next;
+    list_free(list);
+}
+
+/* The list of these tiles, which it takes. NULL: no memory, and nothing is taken. */
+static struct cairn_cluster_tile_list *list_get(struct cairn_cluster_tiles *t,
+                                                struct cairn_tiles *tiles)
+{
+    const uint64_t hash = cairn_tiles_hash(tiles);
+    for (struct cairn_cluster_tile_list *l = t->lists; l != NULL; l = l->next) {
+        if (l->hash != hash || !cairn_tiles_equal(&l->tiles, tiles)) continue;
+        cairn_tiles_release(tiles);
+        l->refs++;
+        return l;
+    }
+    struct cairn_cluster_tile_list *list = calloc(1, sizeof *list);
+    if (list == NULL) return NULL;
+    list->packed = cairn_packed_tiles(tiles);
+    if (list->packed == NULL) {
+        free(list);
+        return NULL;
+    }
+    list->refs = 1;
+    list->hash = hash;
+    list->tiles = *tiles;
+    list->next = t->lists;
+    t->lists = list;
+    *tiles = (struct cairn_tiles) { 0 };
+    return list;
+}
+
+/* ---- the table ---- */
+
+static bool is_worker(const struct cairn_cluster_member *m)
+{
+    return m->phase == CAIRN_MEMBER_ATTACHED && m->role == CAIRN_ROLE_WIRE_WORKER;
+}
+
+static bool is_halted(const struct cairn_cluster_job *job)
+{
+    return job->cluster->closing || job->core == NULL || job->state == CAIRN_CLUSTER_JOB_LOST;
+}
+
+/* It has declared all, and waits for the answer. */
+static bool waits(const struct cairn_cluster_member *m)
+{
+    return m->tiles.request != 0 && !m->tiles.arriving;
+}
+
+void cairn_cluster_tiles_fail(struct cairn_cluster_member *m, cairn_status status, const char *text)
+{
+    cairn_cluster_session_error(m->session, m->tiles.request, status, text);
+    m->tiles.request = 0;
+}
+
+static void forget_told(struct cairn_cluster_member *m)
+{
+    memset(m->tiles.known_to, UNKNOWN, m->job->shard_count);
+    m->tiles.knowing = 0;
+    m->tiles.serial++; // an answer on its way is of the list before
+}
+
+static void free_table(struct cairn_cluster_tiles *t)
+{
+    while (t->lists != NULL) {
+        struct cairn_cluster_tile_list *list = t->lists;
+        t->lists = list->next;
+        list_free(list);
+    }
+    free(t->of_rank);
+    t->of_rank = NULL;
+    t->world = 0;
+    t->covered = false;
+}
+
+void cairn_cluster_tiles_release(struct cairn_cluster_job *job)
+{
+    free_table(&job->tiles);
+}
+
+void cairn_cluster_tiles_clear(struct cairn_cluster_job *job, const struct cairn_cluster_member *by)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(&why,
+                       "rank %" PRIu32 " declared tiles of %" PRIu32 " ranks, where %" PRIu32
+                       " were said before; declare again, all ranks with the same number",
+                       by->rank, by->tiles.world, job->tiles.world);
+    if (job->tiles.world != 0)
+        cairn_log_info("job %s: tiles forgotten: %s", job->spec.name, why.text);
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m != by && waits(m)) cairn_cluster_tiles_fail(m, CAIRN_ERR_MISMATCH, why.text);
+        m->tiles.declared = false;
+        forget_told(m);
+    }
+    free_table(&job->tiles);
+}
+
+static bool table_open(struct cairn_cluster_tiles *t, uint32_t world)
+{
+    t->of_rank = calloc(world, sizeof *t->of_rank);
+    if (t->of_rank == NULL) return false;
+    t->world = world;
+    return true;
+}
+
+void cairn_cluster_tiles_heard(struct cairn_cluster_job *job, uint32_t world)
+{
+    struct cairn_cluster_tiles *t = &job->tiles;
+    if (world == 0 || t->known || world > CAIRN_SPEC_WORKERS_MAX) return;
+    cairn_log_info("job %s: its shards know tiles of %" PRIu32
+                   " ranks; waiting for their declarations",
+                   job->spec.name, world);
+    if (!table_open(t, world)) return; // the next Answer
+    t->known = t->telling = true;
+    cairn_cluster_tiles_advance(job);
+}
+
+/* Another list where those of all ranks hold. Either all ranks begin anew, or it is of a newcomer among
+ * ranks that stay as they are, and has to fit to theirs. */
+static bool begins_anew(const struct cairn_cluster_member *member)
+{
+    if (!member->job->tiles.covered || member->tiles.declared) return member->job->tiles.covered;
+    for (const struct cairn_cluster_member *m = member->job->members.list; m != NULL;
+         m = m->next_of_job)
+        if (m != member && m->tiles.declared) return false;
+    return true;
+}
+
+cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct cairn_tiles *tiles,
+                                     struct cairn_sentence *why)
+{
+    struct cairn_cluster_job *job = member->job;
+    struct cairn_cluster_tiles *t = &job->tiles;
+    const uint32_t world = member->tiles.world;
+    struct cairn_cluster_tile_list *before = NULL;
+    if (world > 0 && job->spec.global_batch > 0)
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "job %s has global_batch = %" PRIu32
+                          ", whose workers hold whole tensors: it has no tiles",
+                          job->spec.name, job->spec.global_batch);
+    if (world == t->world && world > 0) before = t->of_rank[member->rank];
+    const bool same = world == t->world &&
+                      (world == 0 || (before != NULL && cairn_tiles_equal(&before->tiles, tiles)));
+    if (!same && job->core != NULL && cairn_round_contributes(job->core, member->id))
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "rank %" PRIu32
+                          " contributes to an open round: tiles change between rounds",
+                          member->rank);
+    if (world != t->world || (!same && begins_anew(member))) {
+        cairn_cluster_tiles_clear(job, member);
+        before = NULL;
+        if (world > 0 && !table_open(t, world))
+            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    }
+    t->known = t->telling = true;
+    if (world > 0 && !same) {
+        struct cairn_cluster_tile_list *list = list_get(t, tiles);
+        if (list == NULL)
+            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        list_put(t, before);
+        t->of_rank[member->rank] = list;
+        t->covered = false;
+        forget_told(member);
+    }
+    member->tiles.declared = world > 0;
+    return CAIRN_OK;
+}
+
+const struct cairn_box *cairn_cluster_tiles_box(const struct cairn_cluster_job *job, uint32_t rank,
+                                                uint32_t tensor)
+{
+    const struct cairn_cluster_tile_list *list = job->tiles.of_rank[rank];
+    return list != NULL ? cairn_tiles_find(&list->tiles, tensor) : NULL;
+}
+
+/* ---- telling the shards ---- */
+
+/* The tiles of a worker that the shards are to know; NULL: they are told nothing yet. */
+static const struct cairn_cluster_tile_list *list_of(const struct cairn_cluster_member *m)
+{
+    static const struct cairn_cluster_tile_list whole = { .hash = CAIRN_TABLE_HASH_WHOLE };
+    const struct cairn_cluster_tiles *t = &m->job->tiles;
+    if (!is_worker(m) || !t->telling) return NULL;
+    if (t->world == 0) return &whole;
+    return t->covered && m->tiles.declared ? t->of_rank[m->rank] : NULL;
+}
+
+static bool all_know(const struct cairn_cluster_member *m)
+{
+    return m->tiles.knowing == m->job->seat_count;
+}
+
+/* A MemberTiles on its way. */
+struct telling {
+    uint64_t member;
+    size_t bytes; /* about, on the wire */
+    uint32_t shard, serial;
+};
+
+/* A shard that cannot hold them: the declaration fails, or the worker must go. */
+static void refused(struct cairn_cluster_member *member, cairn_status status, const char *why)
+{
+    struct cairn_cluster_job *job = member->job;
+    cairn_log_warn("job %s: tiles of rank %" PRIu32 ": %s", job->spec.name, member->rank, why);
+    if (waits(member)) {
+        member->tiles.declared = false;
+        cairn_cluster_tiles_fail(member, status, why);
+        return;
+    }
+    const struct cairn_round_event down = { .kind = CAIRN_ROUND_WORKER_DOWN,
+                                            .member = member->id,
+                                            .lost = true };
+    cairn_cluster_halts_lost(job, member, why);
+    cairn_cluster_member_expel(member, status, why);
+    cairn_cluster_job_event(job, &down);
+}
+
+static void tell_more(struct cairn_cluster_job *job, uint32_t shard);
+static void settle(struct cairn_cluster_job *job);
+
+static void on_told(struct cairn_cluster_job *job, const void *about, cairn_status status,
+                    const char *why)
+{
+    const struct telling telling = *(const struct telling *)about;
+    if (telling.shard >= job->shard_count || job->shards[telling.shard].seat == NULL) return;
+    size_t *told_bytes = &job->shards[telling.shard].tiles.told_bytes;
+    *told_bytes -= telling.bytes < *told_bytes ? telling.bytes
+                                               : *told_bytes; // another may join there
+    struct cairn_cluster_member *member = cairn_cluster_job_member(job, telling.member);
+    const bool awaited = member != NULL && member->tiles.serial == telling.serial &&
+                         member->tiles.known_to[telling.shard] == TOLD;
+    if (awaited && status == CAIRN_OK) {
+        member->tiles.known_to[telling.shard] = KNOWN;
+        member->tiles.knowing++;
+        if (is_halted(job)) return;
+        tell_more(job, telling.shard);
+        if (all_know(member)) settle(job);
+        return;
+    }
+    if (awaited) member->tiles.known_to[telling.shard] = UNKNOWN;
+    if (awaited && status != CAIRN_ERR_CLOSED) refused(member, status, why);
+    cairn_cluster_tiles_advance(job);
+}
+
+static size_t told_bytes(const struct cairn_cluster_tile_list *list)
+{
+    return MEMBER_TILES_BYTES + (list->packed != NULL ? list->packed->size : 0);
+}
+
+static void tell(struct cairn_cluster_member *member, uint32_t shard,
+                 const struct cairn_cluster_tile_list *list)
+{
+    struct cairn_cluster_job *job = member->job;
+    struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    const size_t bytes = told_bytes(list);
+    const struct telling telling = { member->id, bytes, shard, member->tiles.serial };
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_told, &telling,
+                                                                        sizeof telling);
+    if (gather == NULL) return; // with the next advance
+    member->tiles.known_to[shard] = TOLD;
+    job->shards[shard].tiles.told_bytes += bytes;
+    Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
+    message.job = job->id;
+    message.member = member->id;
+    message.tiles_hash = list->hash;
+    message.tiles_bytes = list->packed != NULL ? list->packed->size : 0;
+    message.world = job->tiles.world;
+    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_TILES, request, &message.base);
+    if (list->packed != NULL)
+        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_TILES, list->packed);
+    cairn_cluster_gather_start(gather);
+}
+
+/* Tells a shard of the next workers whose tiles it does not know. It goes on where it was, so that it passes
+ * each worker once. */
+static void tell_more(struct cairn_cluster_job *job, uint32_t shard)
+{
+    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    for (; s->tiles.next != NULL; s->tiles.next = s->tiles.next->next_of_job) {
+        const struct cairn_cluster_tile_list *list = list_of(s->tiles.next);
+        if (list == NULL || s->tiles.next->tiles.known_to[shard] != UNKNOWN) continue;
+        if (s->seat->session == NULL || s->seat->session->closing) return;
+        if (s->tiles.told_bytes > 0 && s->tiles.told_bytes + told_bytes(list) > TELL_AHEAD_BYTES)
+            return;
+        tell(s->tiles.next, shard, list);
+    }
+}
+
+/* From the first worker on, again. */
+static void tell_all(struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_tiles *t = &job->tiles;
+    if (!t->telling || (t->world > 0 && !t->covered)) return;
+    CAIRN_EACH_SHARD (job, i) {
+        job->shards[i].tiles.next = job->members.list;
+        tell_more(job, i);
+    }
+}
+
+void cairn_cluster_tiles_shard_gone(struct cairn_cluster_member *m, uint32_t shard)
+{
+    if (m->tiles.known_to[shard] == KNOWN) m->tiles.knowing--;
+    m->tiles.known_to[shard] = UNKNOWN;
+}
+
+void cairn_cluster_tiles_member_gone(struct cairn_cluster_job *job,
+                                     const struct cairn_cluster_member *m)
+{
+    job->tiles.changed = true;
+    CAIRN_EACH_SHARD (job, i)
+        if (job->shards[i].tiles.next == m) job->shards[i].tiles.next = m->next_of_job;
+}
+
+/* ---- what follows ---- */
+
+/* All ranks have declared: do they make up the tensors? */
+static void judge_cover(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_tiles *t = &job->tiles;
+    if (t->covered || t->world == 0) return;
+    for (uint32_t r = 0; r < t->world; r++)
+        if (t->of_rank[r] == NULL) return;
+    struct cairn_sentence why = { "the coordinator is out of memory" };
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    const struct cairn_tiles **of_rank = calloc(t->world, sizeof *of_rank);
+    for (uint32_t r = 0; of_rank != NULL && r < t->world; r++) of_rank[r] = &t->of_rank[r]->tiles;
+    if (of_rank != NULL) status = cairn_tiles_cover(&job->spec, of_rank, t->world, &why);
+    free(of_rank);
+    t->covered = status == CAIRN_OK;
+    if (t->covered) {
+        const bool in_groups = job->spec.reduce_groups == CAIRN_GROUPS_HOST;
+        cairn_log_info("job %s: tiles of %" PRIu32 " ranks%s", job->spec.name, t->world,
+                       in_groups ? "; no reduce groups, because " CAIRN_GROUPS_NOT_OF_TILES : "");
+        return;
+    }
+    cairn_log_warn("job %s: %s", job->spec.name, why.text);
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (!waits(m)) continue;
+        if (m->tiles.declared) {
+            list_put(t, t->of_rank[m->rank]);
+            t->of_rank[m->rank] = NULL;
+            m->tiles.declared = false;
+        }
+        cairn_cluster_tiles_fail(m, status, why.text);
+    }
+}
+
+static void set_gate(struct cairn_cluster_job *job, bool shut)
+{
+    struct cairn_cluster_tiles *t = &job->tiles;
+    if (t->gate_world == t->world && t->gate_shut == shut) return;
+    t->gate_world = t->world;
+    t->gate_shut = shut;
+    const struct cairn_round_event gate = { .kind = CAIRN_ROUND_GATE,
+                                            .world = t->world,
+                                            .shut = shut };
+    cairn_cluster_job_event(job, &gate);
+}
+
+static void answer(struct cairn_cluster_job *job)
+{
+    Cairn__TilesSet set = CAIRN__TILES_SET__INIT;
+    set.job = job->id;
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (!waits(m)) continue;
+        cairn_cluster_session_send(m->session, CAIRN_MSG_TILES_SET, m->tiles.request, &set.base);
+        m->tiles.request = 0;
+    }
+}
+
+/* Rounds may begin when all have declared and all shards know. */
+static void settle(struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_tiles *t = &job->tiles;
+    bool known = t->world == 0 || t->covered, all_declared = true;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (!is_worker(m) || !t->telling) continue;
+        if (list_of(m) == NULL)
+            all_declared = false;
+        else if (!all_know(m))
+            known = false;
+    }
+    set_gate(job, !known || !all_declared || job->extension.body != NULL || job->park.shut ||
+                      job->reshard.publishing);
+    if (known) answer(job);
+}
+
+void cairn_cluster_tiles_advance(struct cairn_cluster_job *job)
+{
+    if (is_halted(job)) return;
+    if (job->rounds.in_event) {
+        job->tiles.changed = true; // when the event is over
+        return;
+    }
+    job->tiles.changed = false;
+    judge_cover(job);
+    tell_all(job);
+    settle(job);
+}
+
+/* ==== tiles declare ==== */
+
+/* Takes the tiles that workers declare, and says whom a job with tiles waits for. See tiles.c. */
+
+#define NAMES_MAX 5 /* in a sentence */
+
+static cairn_status judge(const struct cairn_cluster_member *member, uint32_t world, uint64_t bytes,
+                          struct cairn_sentence *why)
+{
+    const struct cairn_cluster_options *options = member->session->cluster->options;
+    uint32_t arriving = 0;
+    for (const struct cairn_cluster_member *m = member->session->members; m != NULL;
+         m = m->next_of_session)
+        arriving += m != member && m->tiles.arriving;
+    if (arriving >= CAIRN_SESSION_PAGED_MAX)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "too many lists of tiles arrive on this connection");
+    if (world > (uint64_t)options->workers_max)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tiles of %" PRIu32 " ranks; raise round.workers_max (%" PRId64 ")",
+                          world, options->workers_max);
+    if (world > 0 && member->rank >= world)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tiles of %" PRIu32 " ranks, declared by rank %" PRIu32
+                          ": the ranks are 0 to %" PRIu32,
+                          world, member->rank, world - 1);
+    if (world == 0 && bytes > 0)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "tiles of no ranks at all");
+    return CAIRN_OK;
+}
+
+static void take(struct cairn_cluster_member *member)
+{
+    struct cairn_tiles tiles = { 0 };
+    struct cairn_sentence why = { "" };
+    struct cairn_cluster_job *job = member->job;
+    member->tiles.arriving = false;
+    cairn_status status = cairn_tiles_unpack(
+        member->tiles.pages.bytes, member->tiles.pages.have_bytes, &job->spec, &tiles, &why);
+    if (status == CAIRN_OK) status = cairn_cluster_tiles_set(member, &tiles, &why);
+    cairn_tiles_release(&tiles);
+    cairn_paged_release(&member->tiles.pages);
+    if (status != CAIRN_OK) cairn_cluster_tiles_fail(member, status, why.text);
+    cairn_cluster_tiles_advance(job);
+}
+
+void cairn_cluster_tiles_declare(struct cairn_cluster_member *member, uint32_t request,
+                                 const Cairn__TilesDeclare *message)
+{
+    struct cairn_sentence why;
+    cairn_status status = judge(member, message->world, message->tiles_bytes, &why);
+    if (status != CAIRN_OK) {
+        cairn_cluster_session_error(member->session, request, status, why.text);
+        return;
+    }
+    cairn_paged_release(&member->tiles.pages);
+    status = cairn_paged_init(&member->tiles.pages, message->tiles_bytes);
+    member->tiles.request = request;
+    member->tiles.world = message->world;
+    member->tiles.arriving = true;
+    if (status != CAIRN_OK) {
+        member->tiles.arriving = false;
+        cairn_cluster_tiles_fail(member, status,
+                                 "a list of tiles is larger than a coordinator takes (64 MiB)");
+    } else if (cairn_paged_whole(&member->tiles.pages)) {
+        take(member);
+    }
+}
+
+void cairn_cluster_tiles_page(struct cairn_cluster_session *session, uint32_t request,
+                              const Cairn__Page *page)
+{
+    struct cairn_cluster_member *member = session->members;
+    while (member != NULL && (!member->tiles.arriving || member->tiles.request != request))
+        member = member->next_of_session;
+    if (member == NULL) return; // of a declaration that was refused
+    if (cairn_paged_add(&member->tiles.pages, page) != CAIRN_OK) {
+        member->tiles.arriving = false;
+        cairn_paged_release(&member->tiles.pages);
+        cairn_cluster_tiles_fail(member, CAIRN_ERR_PROTOCOL,
+                                 "the pages of the tiles do not follow each other");
+        return;
+    }
+    if (cairn_paged_whole(&member->tiles.pages)) take(member);
+}
+
+void cairn_cluster_tiles_begins(struct cairn_cluster_member *member)
+{
+    struct cairn_cluster_job *job = member->job;
+    if (job->tiles.world == 0 || member->tiles.declared) return;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (m->tiles.declared || m->tiles.request != 0) return;
+    // Nobody is left of those who held parts: the job goes on with whole tensors.
+    member->tiles.world = 0;
+    cairn_cluster_tiles_clear(job, member);
+    cairn_cluster_tiles_advance(job);
+}
+
+/* ---- whom it waits for ---- */
+
+/* A list in a sentence that ends in time. */
+struct names {
+    struct cairn_sentence *out;
+    size_t count;
+};
+
+static void add_rank(struct names *names, const struct cairn_cluster_member *m, uint32_t rank,
+                     const char *what)
+{
+    if (names->count++ >= NAMES_MAX) return;
+    cairn_sentence_add(names->out, "%s", names->count > 1 ? ", " : "");
+    if (m != NULL) cairn_sentence_add(names->out, "worker %.80s of ", m->session->name);
+    cairn_sentence_add(names->out, "rank %" PRIu32 " (%s)", rank, what);
+}
+
+/* Attached workers of the ranks below the world; NULL: no memory. */
+static const struct cairn_cluster_member **by_rank(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_member **list = calloc(job->tiles.world, sizeof *list);
+    for (const struct cairn_cluster_member *m = job->members.list; list != NULL && m != NULL;
+         m = m->next_of_job)
+        if (m->phase == CAIRN_MEMBER_ATTACHED && m->role == CAIRN_ROLE_WIRE_WORKER &&
+            m->rank < job->tiles.world)
+            list[m->rank] = m;
+    return list;
+}
+
+static void add_ranks(const struct cairn_cluster_job *job, struct names *names)
+{
+    const struct cairn_cluster_member **members = by_rank(job);
+    for (uint32_t r = 0; members != NULL && r < job->tiles.world; r++) {
+        if (members[r] == NULL)
+            add_rank(names, NULL, r, "not attached");
+        else if (!members[r]->tiles.declared)
+            add_rank(names, members[r], r, "has not declared its tiles");
+    }
+    free(members);
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (m->phase == CAIRN_MEMBER_ATTACHED && m->role == CAIRN_ROLE_WIRE_WORKER &&
+            m->rank >= job->tiles.world)
+            add_rank(names, m, m->rank, "is not one of the ranks whose tiles are declared");
+}
+
+bool cairn_cluster_tiles_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    struct names names = { out, 0 };
+    out->text[0] = '\0';
+    if (job->tiles.world > 0) add_ranks(job, &names);
+    if (names.count > NAMES_MAX) cairn_sentence_add(out, " and %zu more", names.count - NAMES_MAX);
+    if (names.count == 0 && job->tiles.gate_shut)
+        cairn_sentence_set(out, "the shards to be told of the tiles");
+    return out->text[0] != '\0';
+}
+
+bool cairn_cluster_tiles_all_put(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_member **members = by_rank(job);
+    bool all = members != NULL;
+    for (uint32_t r = 0; all && r < job->tiles.world; r++)
+        all = members[r] != NULL && members[r]->init.request != 0;
+    free(members);
+    return all;
+}

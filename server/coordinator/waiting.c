@@ -1,0 +1,711 @@
+/* For whom a job waits, in words, and which of them said that they are at work on something else. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/text.h"
+#include "server/base/log.h"
+#include "server/coordinator/base.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job.h"
+#include "server/coordinator/members.h"
+#include "server/coordinator/round.h"
+#include "server/coordinator/store.h"
+
+#define PAUSE_MAX_MS 86400000
+
+/* ---- pauses ---- */
+
+void cairn_cluster_member_pause(struct cairn_cluster_member *member, uint32_t request,
+                                const Cairn__Pause *pause)
+{
+    struct cairn_cluster_job *job = member->job;
+    struct cairn_cluster_session *session = member->session;
+    const uint32_t ms = pause->at_most_ms;
+    struct cairn_sentence why;
+    cairn_status status = CAIRN_OK;
+    if (ms > PAUSE_MAX_MS)
+        status = cairn_fail(&why, CAIRN_ERR_INVALID, "a pause is of a day at most");
+    else if (ms > 0)
+        status = cairn_text_check("what a pause is for", pause->what, CAIRN_MEMBER_PAUSE_BYTES - 1,
+                                  &why);
+    if (status != CAIRN_OK) {
+        cairn_cluster_session_error(session, request, status, why.text);
+        return;
+    }
+    member->pause.ends_ms = ms > 0 ? cairn_cluster_now_ms(job->cluster) + ms : 0;
+    strncpy(member->pause.what, pause->what, sizeof member->pause.what - 1);
+    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_PAUSE,
+                                             .member = member->id,
+                                             .wait_ms = ms };
+    cairn_cluster_session_done(session, request);
+    cairn_cluster_job_event(job, &event);
+}
+
+void cairn_cluster_job_keep_pauses(struct cairn_cluster_job *job)
+{
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->pause.ends_ms <= job->members.pause.ends_ms) continue;
+        job->members.pause.ends_ms = m->pause.ends_ms;
+        memcpy(job->members.pause.what, m->pause.what, sizeof job->members.pause.what);
+    }
+}
+
+static uint64_t until_ms(const struct cairn_cluster *cluster, uint64_t ends_ms)
+{
+    const uint64_t now_ms = cairn_cluster_now_ms(cluster);
+    return ends_ms > now_ms ? ends_ms - now_ms : 0;
+}
+
+static uint64_t left_ms(const struct cairn_cluster_member *member)
+{
+    return until_ms(member->session->cluster, member->pause.ends_ms);
+}
+
+/* How long a worker that was put out for a restore may still take: while a worker is missing,
+ * that may be the one. */
+static uint64_t absent_left_ms(const struct cairn_cluster_job *job)
+{
+    const bool is_missing = job->core != NULL && !cairn_cluster_job_dead(job) &&
+                            cairn_round_worker_count(job->core) < job->spec.workers_min;
+    return is_missing ? until_ms(job->cluster, job->members.pause.ends_ms) : 0;
+}
+
+/* Before the first round it is not asked whom each step of it waits for. */
+uint64_t cairn_cluster_job_paused_ms(const struct cairn_cluster_job *job)
+{
+    struct cairn_sentence text;
+    uint64_t most_ms = 0;
+    if (job->core == NULL || cairn_cluster_job_dead(job) || !cairn_cluster_job_shards_up(job))
+        return 0;
+    if (absent_left_ms(job) > 0) return absent_left_ms(job);
+    if (job->initialized && !cairn_cluster_tiles_waiting(job, &text))
+        return cairn_round_paused_ms(job->core);
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (left_ms(m) > most_ms) most_ms = left_ms(m);
+    return most_ms;
+}
+
+static uint64_t least(uint64_t left, uint64_t right)
+{
+    return left < right ? left : right;
+}
+
+uint64_t cairn_cluster_job_still_ms(const struct cairn_cluster_job *job)
+{
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    uint64_t still_ms = 0; // since the first of the workers that are there
+    if (job->core == NULL || job->park.shut || cairn_cluster_job_paused_ms(job) > 0) return 0;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED &&
+            now_ms - m->attached_ms > still_ms)
+            still_ms = now_ms - m->attached_ms;
+    if (job->rounds.has_stepped) still_ms = least(still_ms, now_ms - job->rounds.stepped_ms);
+    if (job->park.opened_ms > 0) still_ms = least(still_ms, now_ms - job->park.opened_ms);
+    return still_ms;
+}
+
+bool cairn_cluster_job_waits_for_silent(const struct cairn_cluster_job *job)
+{
+    return job->core != NULL && !cairn_cluster_job_dead(job) && job->initialized &&
+           cairn_cluster_job_shards_up(job) && cairn_round_waits_for_silent(job->core);
+}
+
+/* ---- for whom it waits ---- */
+
+/* People know names. False: nobody of that number is there. */
+static bool add_name(const void *context, bool is_shard, uint32_t number,
+                     struct cairn_sentence *out)
+{
+    const struct cairn_cluster_job *job = context;
+    const struct cairn_cluster_member *worker = NULL;
+    if (is_shard) {
+        cairn_sentence_add(out, "shard %s", job->shards[number].seat->name);
+        return true;
+    }
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == number) worker = m;
+    if (worker == NULL) return false;
+    cairn_sentence_add(out, "worker %s of rank %" PRIu32, worker->session->name, number);
+    if (left_ms(worker) > 0)
+        cairn_sentence_add(out, ", which is %s, for %" PRIu64 " s more at most", worker->pause.what,
+                           (left_ms(worker) + 999) / 1000);
+    return true;
+}
+
+/* Says what the job waits for when a shard came back without its part. */
+static void say_part(const struct cairn_cluster_job *job, uint32_t shard,
+                     struct cairn_sentence *out)
+{
+    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    const char *sitter = cairn_peer_name(seat->session->peer);
+    cairn_sentence_set(out, "the part of shard %s: the one at %s came without it", seat->name,
+                       sitter);
+    if (!cairn_cluster_seat_claimed(job->cluster, seat)) return;
+    cairn_sentence_add(
+        out,
+        ", and holds parts of other jobs; the one at %s has it and waits for the name: end the one "
+        "at %s and this job goes on, or restore a snapshot of this job and end the other",
+        seat->claimant, sitter);
+}
+
+void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    const struct cairn_round_names names = { add_name, job };
+    out->text[0] = '\0';
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) {
+        cairn_sentence_set(out, "job %s, which is %s", job->spec.name, job->loss.why.text);
+        return;
+    }
+    CAIRN_EACH_SHARD (job, i) {
+        const struct cairn_cluster_job_shard *s = &job->shards[i];
+        if (cairn_cluster_seat_obeys(s->seat) && s->missed_ms == 0) continue;
+        if (!cairn_cluster_seat_obeys(s->seat))
+            cairn_sentence_set(out, "shard %s (%s)", s->seat->name,
+                               s->seat->session == NULL
+                                   ? "it is away"
+                                   : cairn_cluster_seat_standing_text(s->seat));
+        else
+            say_part(job, i, out);
+        return;
+    }
+    const bool saving = cairn_cluster_saving(job);
+    const bool making = job->extension.making;
+    if (saving && (job->state == CAIRN_CLUSTER_JOB_CREATING || making || job->init.seal_running)) {
+        cairn_sentence_set(out, "the store's disk");
+    } else if (job->state == CAIRN_CLUSTER_JOB_CREATING) {
+        cairn_sentence_set(out, "the shards to %s",
+                           job->restoring                ? "load the snapshot"
+                           : job->spec.init_from != NULL ? "read its weights"
+                                                         : "make room");
+    } else if (making) {
+        cairn_sentence_set(out, "the shards to amend the job");
+    } else if (job->park.asking) {
+        cairn_sentence_set(out, "the shards to move its state");
+    } else if (job->park.shut && job->park.settled) {
+        cairn_sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
+                           job->spec.name);
+    } else if (cairn_cluster_tiles_waiting(job, out)) {
+        // it says whom
+    } else if (!job->initialized) {
+        cairn_sentence_set(out, cairn_spec_initializes_itself(&job->spec)
+                                    ? "the shards to publish the initial state"
+                                    : "the initial state, from the worker of rank 0");
+    } else if (job->rounds.persist_waits) {
+        cairn_sentence_set(out, "the store's disk");
+    } else {
+        cairn_round_waiting(job->core, &names, out);
+        cairn_cluster_halts_add_lost(job, out);
+        if (out->text[0] != '\0' && absent_left_ms(job) > 0)
+            cairn_sentence_add(out,
+                               ", of whom one was %s when the job was restored, for %" PRIu64
+                               " s more at most",
+                               job->members.pause.what, (absent_left_ms(job) + 999) / 1000);
+        if (saving) cairn_sentence_add(out, "%sthe store's disk", out->text[0] != '\0' ? ", " : "");
+    }
+}
+
+/* ==== unheard ==== */
+
+/* The place of that name in the list; its count: it is not in it. NULL is an empty list. */
+static size_t find(const struct cairn_cluster_unheard *unheard, const char *name)
+{
+    size_t i = 0;
+    while (unheard != NULL && i < unheard->count && strcmp(unheard->list[i].name, name) != 0) i++;
+    return i;
+}
+
+static bool has(const struct cairn_cluster_unheard *unheard, const char *name)
+{
+    return unheard != NULL && find(unheard, name) < unheard->count;
+}
+
+/* NULL: the shard is away. Then it is known that nothing comes from it, and nobody need say so. */
+static const struct cairn_cluster_session *session_of(const struct cairn_cluster *cluster,
+                                                      const char *name)
+{
+    const struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, name);
+    return seat != NULL ? seat->session : NULL;
+}
+
+/* NULL: there is none of them to be named. */
+static struct cairn_cluster_unheard *make(const struct cairn_cluster_session *session,
+                                          char *const *names, size_t count)
+{
+    const struct cairn_cluster_unheard *was = session->unheard;
+    struct cairn_cluster_unheard *now = calloc(1, sizeof *now);
+    size_t length = 0;
+    for (size_t i = 0; now != NULL && i < count && now->count < CAIRN_CLUSTER_UNHEARD_MAX; i++) {
+        if (session_of(session->cluster, names[i]) == NULL || has(now, names[i])) continue;
+        snprintf(now->list[now->count].name, sizeof now->list[now->count].name, "%s", names[i]);
+        now->list[now->count].since_ms = has(was, names[i])
+                                             ? was->list[find(was, names[i])].since_ms
+                                             : uv_now(session->cluster->loop);
+        const int added = snprintf(now->text + length, sizeof now->text - length, "%s%s",
+                                   now->count > 0 ? ", " : "", names[i]);
+        if (added > 0 && length + (size_t)added < sizeof now->text) length += (size_t)added;
+        now->text[length] = '\0';
+        now->count++;
+    }
+    if (now == NULL || now->count > 0) return now;
+    free(now);
+    return NULL;
+}
+
+/* The other end says the same: it has been said. */
+static bool is_said(const struct cairn_cluster_session *session, const char *name)
+{
+    const struct cairn_cluster_session *other = session_of(session->cluster, name);
+    return session->role == CAIRN_ROLE_WIRE_SHARD && other != NULL &&
+           has(other->unheard, session->name);
+}
+
+static void note(const struct cairn_cluster_session *session, enum cairn_event_kind kind,
+                 const char *text)
+{
+    char who[CAIRN_NAME_MAX + 16];
+    const char *job = session->member_count == 1 ? session->members->job_name : NULL;
+    snprintf(who, sizeof who, "%s %s", cairn_role_name(session->role), session->name);
+    cairn_cluster_event_note(session->cluster, kind, job, who, "%s", text);
+}
+
+/* Names the shards of `list` that `other` does not have, without those that have reported the
+ * same of this session, and the earliest time since when: one sentence and one event, however
+ * many shards a cut of the network is between. False: there are none. */
+static bool name_changed(const struct cairn_cluster_session *session,
+                         const struct cairn_cluster_unheard *list,
+                         const struct cairn_cluster_unheard *other, struct cairn_sentence *out,
+                         uint64_t *since_ms_out)
+{
+    size_t named = 0;
+    out->text[0] = '\0';
+    *since_ms_out = UINT64_MAX;
+    for (size_t i = 0; list != NULL && i < list->count; i++) {
+        const char *name = list->list[i].name;
+        if (has(other, name) || is_said(session, name) ||
+            session_of(session->cluster, name) == NULL)
+            continue;
+        cairn_sentence_add(out, "%s%s", named++ > 0 ? ", " : "", name);
+        if (list->list[i].since_ms < *since_ms_out) *since_ms_out = list->list[i].since_ms;
+    }
+    return named > 0;
+}
+
+static void note_begun(const struct cairn_cluster_session *session,
+                       const struct cairn_cluster_unheard *was)
+{
+    struct cairn_sentence names, text;
+    uint64_t since_ms;
+    if (!name_changed(session, session->unheard, was, &names, &since_ms)) return;
+    cairn_sentence_set(&text,
+                       "hears nothing from %s over the data path, and both reach this coordinator: "
+                       "look for a firewall or a cut between them, in both directions",
+                       names.text);
+    cairn_log_warn("%s %s", session->name, text.text);
+    note(session, CAIRN_EVENT_PATH_CUT, text.text);
+}
+
+static void note_ended(const struct cairn_cluster_session *session,
+                       const struct cairn_cluster_unheard *was)
+{
+    struct cairn_sentence names, text;
+    uint64_t since_ms;
+    if (!name_changed(session, was, session->unheard, &names, &since_ms)) return;
+    cairn_sentence_set(&text,
+                       "hears %s over the data path again, or awaits nothing of it any more, after "
+                       "%" PRIu64 " s",
+                       names.text, (uv_now(session->cluster->loop) - since_ms) / 1000);
+    cairn_log_info("%s %s", session->name, text.text);
+    note(session, CAIRN_EVENT_PATH_WHOLE, text.text);
+}
+
+void cairn_cluster_unheard_told(struct cairn_cluster_session *session, char *const *names,
+                                size_t count)
+{
+    struct cairn_cluster_unheard *was = session->unheard;
+    if (count == 0 && was == NULL) return;
+    session->unheard = make(session, names, count);
+    note_begun(session, was);
+    note_ended(session, was);
+    free(was);
+}
+
+const char *cairn_cluster_unheard_text(const struct cairn_cluster_session *session)
+{
+    return session->unheard != NULL ? session->unheard->text : "";
+}
+
+static void add(const struct cairn_cluster_job *job, const struct cairn_cluster_session *session,
+                struct cairn_sentence *out)
+{
+    const struct cairn_cluster_unheard *unheard = session != NULL ? session->unheard : NULL;
+    size_t named = 0;
+    for (size_t i = 0; unheard != NULL && i < unheard->count; i++) {
+        const char *name = unheard->list[i].name;
+        const struct cairn_cluster_seat *seat = cairn_cluster_seat_find(job->cluster, name);
+        if (seat == NULL || seat->session == NULL || !cairn_cluster_job_has_seat(job, seat))
+            continue;
+        if (named++ > 0)
+            cairn_sentence_add(out, ", %s", name);
+        else
+            cairn_sentence_add(out, "%s%s %s hears nothing from %s",
+                               out->text[0] != '\0' ? "; " : "", cairn_role_name(session->role),
+                               session->name, name);
+    }
+}
+
+void cairn_cluster_unheard_of_job(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    out->text[0] = '\0';
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        add(job, m->session, out);
+    CAIRN_EACH_SHARD (job, i) add(job, job->shards[i].seat->session, out);
+}
+
+/* ==== straggler ==== */
+
+#define SLOWER_FACTOR 2
+#define SLOWER_US     1000
+#define OPEN_MS       1000
+#define ASK_MS        1000   /* from one question to the shards to the next */
+#define SAY_MS        60000  /* from one line to the next, */
+#define SAY_AGAIN_MS  300000 /* which is of the same worker and phase */
+
+static const char *const phase_names[CAIRN_TIMES_PHASES] = { "compute", "push", "wait", "fetch" };
+/* For each phase: what a late worker has not done yet. Used in the log line. */
+static const char *const late_signs[CAIRN_TIMES_PHASES] = {
+    [CAIRN_PHASE_COMPUTE] = "has pushed nothing yet",
+    [CAIRN_PHASE_PUSH] = "has not pushed all of it",
+    [CAIRN_PHASE_FETCH] = "has not begun it yet",
+};
+
+static const char *const flight_signs[CAIRN_TIMES_PHASES] = {
+    [CAIRN_PHASE_PUSH] = "has pushed, and nothing of it has arrived",
+    [CAIRN_PHASE_FETCH] = "fetches, and not all of it has arrived",
+};
+#define LOOK "look at its link to the shards"
+
+/* ---- the last steps ---- */
+
+/* The phase is gone through for each micro-batch. */
+static bool is_by_micro(enum cairn_phase phase)
+{
+    return phase == CAIRN_PHASE_COMPUTE || phase == CAIRN_PHASE_PUSH;
+}
+
+/* The time that a phase takes in a whole step, if one pass of it takes `us`. */
+static uint64_t in_step(const struct cairn_straggler_sample *sample, enum cairn_phase phase,
+                        uint32_t us)
+{
+    return is_by_micro(phase) ? (uint64_t)us * sample->micros : us;
+}
+
+static uint32_t sum_of(const struct cairn_straggler_sample *sample)
+{
+    uint64_t sum = 0;
+    for (size_t p = 0; p < CAIRN_TIMES_PHASES; p++)
+        sum += in_step(sample, (enum cairn_phase)p, sample->us[p]);
+    return sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX;
+}
+
+/* The middle of all that tell but one; phase CAIRN_TIMES_PHASES: of all phases together. */
+static uint32_t middle(const struct cairn_straggler_sample *samples, size_t count, size_t but,
+                       size_t phase, uint32_t *scratch)
+{
+    size_t others = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (i == but || !samples[i].told) continue;
+        scratch[others++] = phase < CAIRN_TIMES_PHASES ? samples[i].us[phase] : sum_of(&samples[i]);
+    }
+    return others > 0 ? cairn_times_median(scratch, others) : UINT32_MAX;
+}
+
+/* Who takes longest in a phase, if that is clear; false: it is not. */
+static bool find_in(const struct cairn_straggler_sample *samples, size_t count,
+                    enum cairn_phase phase, uint32_t *scratch, struct cairn_straggler_found *out)
+{
+    size_t most = count;
+    for (size_t i = 0; i < count; i++) {
+        if (!samples[i].told) continue;
+        if (most == count || samples[i].us[phase] > samples[most].us[phase]) most = i;
+    }
+    if (most == count) return false;
+    const uint32_t others_us = middle(samples, count, most, phase, scratch);
+    const uint32_t step_us = middle(samples, count, most, CAIRN_TIMES_PHASES, scratch);
+    const uint32_t us = samples[most].us[phase];
+    if (us <= others_us || (uint64_t)us <= SLOWER_FACTOR * (uint64_t)others_us) return false;
+    const uint64_t longer_us = in_step(&samples[most], phase, us - others_us);
+    *out = (struct cairn_straggler_found) { most, phase, us, others_us, longer_us };
+    return longer_us > SLOWER_US && longer_us > step_us / 10;
+}
+
+/* A push waits for others, too: contributions are added by rank. Who holds them up waits less than they do
+ * when it is over. */
+static bool find_in_push(const struct cairn_straggler_sample *samples, size_t count,
+                         uint32_t *scratch, struct cairn_straggler_found *out)
+{
+    if (!find_in(samples, count, CAIRN_PHASE_PUSH, scratch, out)) return false;
+    const uint32_t others_us = middle(samples, count, out->index, CAIRN_PHASE_WAIT, scratch);
+    return 2 * (uint64_t)samples[out->index].us[CAIRN_PHASE_WAIT] < others_us;
+}
+
+bool cairn_straggler_find(const struct cairn_straggler_sample *samples, size_t count,
+                          uint32_t *scratch, struct cairn_straggler_found *out)
+{
+    struct cairn_straggler_found compute, fetch;
+    const bool in_compute = find_in(samples, count, CAIRN_PHASE_COMPUTE, scratch, &compute);
+    const bool in_fetch = find_in(samples, count, CAIRN_PHASE_FETCH, scratch, &fetch);
+    if (!in_compute && !in_fetch) return find_in_push(samples, count, scratch, out);
+    const bool more = !in_compute || (in_fetch && fetch.longer_us > compute.longer_us);
+    *out = more ? fetch : compute;
+    return true;
+}
+
+/* ---- what is known of a job ---- */
+
+static bool is_worker(const struct cairn_cluster_member *m)
+{
+    return m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED;
+}
+
+/* The workers of a job that are judged, each with its times. */
+struct sampled {
+    const struct cairn_cluster_member **members; /* [count] */
+    struct cairn_straggler_sample *samples;      /* [count] */
+    uint32_t *scratch;                           /* [count] */
+    size_t count;
+};
+
+static void sampled_release(struct sampled *all)
+{
+    free(all->members);
+    free(all->samples);
+    free(all->scratch);
+}
+
+/* False: no memory; release it in any case. */
+static bool sample(const struct cairn_cluster_job *job, struct sampled *all)
+{
+    const size_t most = (size_t)job->members.count + 1;
+    *all = (struct sampled) { calloc(most, sizeof *all->members),
+                              calloc(most, sizeof *all->samples),
+                              calloc(most, sizeof *all->scratch), 0 };
+    if (all->members == NULL || all->samples == NULL || all->scratch == NULL) return false;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (!is_worker(m)) continue;
+        struct cairn_straggler_sample *of = &all->samples[all->count];
+        of->micros = m->times.micros > 0 ? m->times.micros : 1;
+        of->told = cairn_step_ring_recent(&m->times, CAIRN_STRAGGLER_STEPS, of->us);
+        all->members[all->count++] = m;
+    }
+    return true;
+}
+
+/* ---- the open round ---- */
+
+void cairn_cluster_straggler_opened(struct cairn_cluster_job *job, uint64_t round, bool write)
+{
+    struct cairn_cluster_straggler *s = &job->straggler;
+    s->round = write ? 0 : round;
+    s->opened_ms = cairn_cluster_now_ms(job->cluster);
+    s->asked_ms = 0;
+    s->answered = true;
+    s->lack_count = 0;
+}
+
+/* The index of the member's lack; lack_count if no shard said that it lacks something of the
+ * member. */
+static uint32_t find_lack(const struct cairn_cluster_straggler *s, uint64_t member)
+{
+    uint32_t i = 0;
+    while (i < s->lack_count && s->lacks[i].member != member) i++;
+    return i;
+}
+
+static void note_lack(struct cairn_cluster_straggler *s, uint64_t member, bool begun)
+{
+    const uint32_t at = find_lack(s, member);
+    if (at == CAIRN_STRAGGLER_LACKS) return;
+    if (at == s->lack_count)
+        s->lacks[s->lack_count++] = (struct cairn_straggler_lack) { member, false };
+    s->lacks[at].begun |= begun;
+}
+
+void cairn_cluster_straggler_lacks(struct cairn_cluster_job *job, const Cairn__Lacks *lacks)
+{
+    struct cairn_cluster_straggler *s = &job->straggler;
+    if (lacks->round != s->round) return;
+    if (!s->answered) s->lack_count = 0;
+    s->answered = true;
+    for (size_t i = 0; i < lacks->n_members; i++)
+        note_lack(s, lacks->members[i],
+                  (lacks->flags[i] & CAIRN_LACK_ARRIVED) != 0 || lacks->micros[i] > 0);
+}
+
+/* So that it is known whether something of those who are late is on its way, and of whom, where all have
+ * committed, it is not there. */
+static void ask_shards(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_straggler *s = &job->straggler;
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    if (s->asked_ms != 0 && now_ms - s->asked_ms < ASK_MS) return;
+    s->asked_ms = now_ms;
+    s->answered = false; // until then the last answers count
+    Cairn__LacksGet get = CAIRN__LACKS_GET__INIT;
+    get.job = job->id;
+    get.epoch = cairn_round_epoch(job->core);
+    get.round = s->round;
+    cairn_cluster_job_send_all(job, CAIRN_MSG_LACKS_GET, &get.base);
+}
+
+static bool has_committed(const struct cairn_cluster_member *m, uint64_t round)
+{
+    for (uint32_t i = 0; i < m->commits.count; i++)
+        if (m->commits.list[i].round == round) return true;
+    return false;
+}
+
+/* The round waits for it, and it has not said that it is at work on something else. */
+static bool is_late(const struct cairn_cluster_job *job, const struct cairn_cluster_member *m)
+{
+    const struct cairn_cluster_straggler *s = &job->straggler;
+    if (m->pause.ends_ms > cairn_cluster_now_ms(job->cluster)) return false;
+    if (has_committed(m, s->round) && find_lack(s, m->id) == s->lack_count) return false;
+    return cairn_round_contributes(job->core, m->id);
+}
+
+/* True if the worker said that something of its own is on its way: it can do nothing before that
+ * has come. */
+static bool flies(const struct cairn_cluster_member *m, enum cairn_phase *phase_out)
+{
+    *phase_out = (m->in_flight & CAIRN_FLIES_FETCH) != 0 ? CAIRN_PHASE_FETCH : CAIRN_PHASE_PUSH;
+    return m->in_flight != 0;
+}
+
+static void find_phase(struct cairn_cluster_straggler *s, const struct cairn_cluster_member *m)
+{
+    const uint32_t lack = find_lack(s, m->id);
+    s->flies = false;
+    if (lack < s->lack_count && (s->lacks[lack].begun || has_committed(m, s->round)))
+        s->phase = CAIRN_PHASE_PUSH;
+    else if (!(s->flies = flies(m, &s->phase)))
+        s->phase = m->opened_round == s->round ? CAIRN_PHASE_COMPUTE : CAIRN_PHASE_FETCH;
+}
+
+/* Finds the workers for which the open round waits. False also if they are more than half of its
+ * workers: then none of them is the straggler. */
+static bool judge_open(struct cairn_cluster_job *job, struct sampled *all)
+{
+    struct cairn_cluster_straggler *s = &job->straggler;
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    const bool open = cairn_round_stage_of(job->core) == CAIRN_ROUND_OPEN;
+    if (s->round == 0 || !open || now_ms - s->opened_ms < OPEN_MS) return false;
+    const uint64_t waited_ms = now_ms - s->opened_ms;
+    size_t late = 0, first = all->count;
+    for (size_t i = 0; i < all->count; i++) {
+        if (!is_late(job, all->members[i])) continue;
+        late++;
+        if (first == all->count || all->members[i]->rank < all->members[first]->rank) first = i;
+    }
+    if (2 * late > all->count) return false;
+    const uint32_t step_us = middle(all->samples, all->count, first, CAIRN_TIMES_PHASES,
+                                    all->scratch);
+    if (step_us == UINT32_MAX || waited_ms * 1000 < SLOWER_FACTOR * (uint64_t)step_us) return false;
+    const bool is_new = s->asked_ms == 0;
+    ask_shards(job);
+    if (is_new || late == 0) return false;
+    s->member = all->members[first]->id;
+    find_phase(s, all->members[first]);
+    s->others = (uint32_t)late - 1;
+    s->waited_ms = waited_ms;
+    s->us = all->samples[first].us[s->phase];
+    s->others_us = middle(all->samples, all->count, first, s->phase, all->scratch);
+    return true;
+}
+
+static bool judge_steps(struct cairn_cluster_job *job, struct sampled *all)
+{
+    struct cairn_cluster_straggler *s = &job->straggler;
+    struct cairn_straggler_found found;
+    if (!cairn_straggler_find(all->samples, all->count, all->scratch, &found)) return false;
+    s->member = all->members[found.index]->id;
+    s->phase = found.phase;
+    s->flies = false;
+    s->others = 0;
+    s->waited_ms = 0;
+    s->us = found.us;
+    s->others_us = found.others_us;
+    return true;
+}
+
+/* ---- what is said ---- */
+
+static void say(const struct cairn_cluster_straggler *s, const struct cairn_cluster_member *m,
+                struct cairn_sentence *out)
+{
+    const char *phase = phase_names[s->phase];
+    const bool by_micro = m->job->spec.global_batch > 0 && is_by_micro(s->phase);
+    cairn_sentence_set(out, "worker %s (rank %" PRIu32 ")", m->session->name, m->rank);
+    if (s->waited_ms > 0) {
+        if (s->others > 0) cairn_sentence_add(out, " and %" PRIu32 " more", s->others);
+        cairn_sentence_add(out, ", for %.1f s in the open round: it %s (%s",
+                           (double)s->waited_ms / 1000,
+                           (s->flies ? flight_signs : late_signs)[s->phase], phase);
+        if (s->others_us != UINT32_MAX)
+            cairn_sentence_add(out, "; the others take %.1f ms%s", (double)s->others_us / 1000,
+                               by_micro ? " a micro-batch" : "");
+        cairn_sentence_add(out, ")%s", s->flies ? ": " LOOK : "");
+        return;
+    }
+    cairn_sentence_add(out,
+                       ", by its %s: %.1f ms a %s, and the others take %.1f ms (medians of the "
+                       "last %d steps)",
+                       phase, (double)s->us / 1000, by_micro ? "micro-batch" : "step",
+                       (double)s->others_us / 1000, CAIRN_STRAGGLER_STEPS);
+    if (s->phase != CAIRN_PHASE_COMPUTE) cairn_sentence_add(out, ": " LOOK);
+}
+
+static void tell_log(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_straggler *s = &job->straggler;
+    const struct cairn_cluster_member *m = cairn_cluster_job_member(job, s->member);
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    const bool same = s->said_member == s->member && s->said_phase == s->phase;
+    struct cairn_sentence text;
+    if (m == NULL) return;
+    if (s->said_member != 0 && now_ms - s->said_ms < (same ? SAY_AGAIN_MS : SAY_MS)) return;
+    s->said_member = s->member;
+    s->said_phase = s->phase;
+    s->said_ms = now_ms;
+    say(s, m, &text);
+    cairn_log_warn("job %s is held up by %s", job->spec.name, text.text);
+}
+
+void cairn_cluster_straggler_tick(struct cairn_cluster_job *job)
+{
+    struct sampled all;
+    job->straggler.member = 0;
+    if (job->core == NULL || cairn_cluster_job_dead(job) || job->members.count < 2) return;
+    if (sample(job, &all) && (judge_open(job, &all) || judge_steps(job, &all))) tell_log(job);
+    sampled_release(&all);
+}
+
+void cairn_cluster_straggler_show(const struct cairn_cluster_job *job,
+                                  struct cairn_straggler_view *view, Cairn__JobStatus *status)
+{
+    const struct cairn_cluster_straggler *s = &job->straggler;
+    const struct cairn_cluster_member *m = job->members.list;
+    while (m != NULL && m->id != s->member) m = m->next_of_job;
+    if (s->member == 0 || m == NULL) return;
+    cairn__straggler__init(&view->told);
+    say(s, m, &view->text);
+    view->told.name = m->session->name;
+    view->told.rank = m->rank;
+    view->told.phase = (char *)(uintptr_t)phase_names[s->phase];
+    view->told.us = s->us;
+    view->told.others_us = s->others_us != UINT32_MAX ? s->others_us : 0;
+    view->told.waited_ms = s->waited_ms;
+    view->told.text = view->text.text;
+    status->straggler = &view->told;
+}

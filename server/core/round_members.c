@@ -1,0 +1,400 @@
+#include "server/core/round_state.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "server/core/mutant.h"
+
+/* ==== round epoch ==== */
+
+/* The one path of every epoch change: make the number durable, fence, hear what each shard knows, give
+ * the newest outcome to all. Nothing that this incarnation remembers of a round takes part in it, so a
+ * new incarnation comes to the same outcome. */
+
+void cairn_round_epoch_begin(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    assert(!core->persisting);
+    if (cairn_round_layout_due(core)) cairn_round_layout_take(core);
+    core->epoch++;
+    core->round_end = core->round_next + CAIRN_ROUND_BLOCK;
+    core->need_epoch = false;
+    core->members_changed = false;
+    core->persisting = true;
+    core->stage = CAIRN_ROUND_WAITING;
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_PERSIST);
+    action->epoch = core->epoch;
+    action->round_reserved = core->round_end;
+    const bool carries = core->next.taken;
+    action->layout = carries && !MUTANT(64) ? core->next.layout : core->config.layout;
+    const bool since_now = carries && !core->next.back && !MUTANT(77);
+    action->version = since_now ? core->version : core->config.layout_at;
+}
+
+void cairn_round_on_persisted(struct cairn_round *core, const struct cairn_round_event *event,
+                              struct cairn_round_actions *actions)
+{
+    if (!core->persisting || event->epoch != core->epoch) return;
+    core->persisting = false;
+    if (core->next.taken) cairn_round_layout_enter(core);
+    if (core->need_epoch) return; // a shard went away meanwhile: it needs another one
+    core->stage = CAIRN_ROUND_FENCING;
+    for (uint32_t s = 0; s < core->config.shard_count; s++) {
+        core->shards[s].answered = false;
+        core->shards[s].published = false;
+    }
+    core->last.kind = CAIRN_DECISION_NONE;
+    core->last.round = 0;
+    core->last.payload_bytes = 0;
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_FENCE);
+    action->epoch = core->epoch;
+    action->layout = core->config.layout;
+}
+
+static bool first_answer(const struct cairn_round *core)
+{
+    for (uint32_t s = 0; s < core->config.shard_count; s++)
+        if (core->shards[s].answered && !core->shards[s].joins) return false;
+    return true;
+}
+
+static void keep(struct cairn_round *core, const struct cairn_decision *decision)
+{
+    core->last = *decision;
+    core->last.payload = core->payload;
+    if (decision->payload_bytes > 0)
+        memcpy(core->payload, decision->payload, decision->payload_bytes);
+}
+
+void cairn_round_on_answer(struct cairn_round *core, const struct cairn_round_event *event,
+                           struct cairn_round_actions *actions)
+{
+    if (core->stage != CAIRN_ROUND_FENCING) return;
+    if (event->refused && event->epoch >= core->epoch) {
+        core->stage = CAIRN_ROUND_FAILED;
+        struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_BEHIND);
+        action->shard = event->shard;
+        action->epoch = event->epoch;
+        return;
+    }
+    if (event->refused || event->epoch != core->epoch) return;
+    struct shard *shard = &core->shards[event->shard];
+    if (shard->answered) return;
+    if (event->decision->payload_bytes > core->payload_bytes_max) {
+        cairn_round_fail(core, event->shard, "its last decision is of a job with more groups",
+                         actions);
+        return;
+    }
+    shard->joins = event->phase == CAIRN_STEP_JOINING;
+    const bool newer = event->decision->round > core->last.round && !MUTANT(4);
+    if (!shard->joins && (first_answer(core) || newer)) keep(core, event->decision);
+    shard->answered = true;
+    shard->prepared = event->phase == CAIRN_STEP_REDUCED ? event->round : 0;
+    shard->last_round = event->decision->round;
+    shard->version = event->version;
+}
+
+/* Can this shard do as the outcome says? */
+static const char *judge_answer(const struct cairn_round *core, const struct shard *shard)
+{
+    const struct cairn_decision *last = &core->last;
+    const bool has_it = shard->last_round == last->round;
+    if (shard->joins && !MUTANT(75)) return NULL;
+    if (!has_it && shard->prepared != last->round && !MUTANT(4))
+        return "it knows nothing of a round that another shard has applied";
+    if (last->round != 0 || !core->ready) return NULL;
+    const bool same = cairn_version_compare(shard->version, last->version_after) == 0;
+    return same ? NULL : "it is at another version than the other shards";
+}
+
+/* Without a payload that has them: the spec's. */
+static cairn_status take_driven(struct cairn_round *core, const struct cairn_payload *head)
+{
+    const uint32_t count = head != NULL && !MUTANT(50) ? head->driven_count : 0;
+    if (count != 0 && count != core->config.group_count) return CAIRN_ERR_MALFORMED;
+    for (uint32_t g = 0; g < core->config.group_count; g++)
+        core->driven[g] = count > 0 ? cairn_payload_driven(core->last.payload, head, g)
+                                    : core->config.terms.groups[g].lr;
+    return CAIRN_OK;
+}
+
+/* The job's state that is nowhere but in the last payload. (The client state stays there.) */
+static cairn_status take_job_state(struct cairn_round *core)
+{
+    core->loss_scale = core->config.scaling.start;
+    core->good_rounds = 0;
+    cairn_round_take_skips(core, NULL);
+    if (core->last.payload_bytes == 0 || MUTANT(15)) {
+        const cairn_status none = cairn_round_missed_take(core, NULL);
+        return none == CAIRN_OK ? take_driven(core, NULL) : none;
+    }
+    struct cairn_payload head;
+    const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
+                                                     &head);
+    if (status != CAIRN_OK) return status;
+    if (head.state_bytes > core->config.client_state_max) return CAIRN_ERR_MALFORMED;
+    core->loss_scale = head.loss_scale;
+    core->good_rounds = head.good_rounds;
+    cairn_round_take_skips(core, &head.skips);
+    const cairn_status taken = cairn_round_missed_take(core, &head);
+    return taken == CAIRN_OK ? take_driven(core, &head) : taken;
+}
+
+void cairn_round_resolve(struct cairn_round *core, struct cairn_round_actions *actions)
+{
+    for (uint32_t s = 0; s < core->config.shard_count; s++) {
+        if (core->shards[s].gone) continue;
+        const char *why = judge_answer(core, &core->shards[s]);
+        if (why == NULL) why = cairn_round_layout_judge(core);
+        if (why == NULL) continue;
+        cairn_round_fail(core, s, why, actions);
+        return;
+    }
+    core->went_back = false;
+    if (take_job_state(core) != CAIRN_OK) {
+        cairn_round_fail(core, 0, "the payload of the last decision is malformed", actions);
+        return;
+    }
+    core->stage = CAIRN_ROUND_RESOLVING;
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_RESOLVE);
+    action->epoch = core->epoch;
+    action->round = core->round_next - 1;
+    action->decision = &core->last;
+}
+
+/* ==== round loss ==== */
+
+/* A worker was lost, and the job's on_worker_loss says what comes of it. The open round is void in any
+ * case, if it was open for that worker. Known to this incarnation alone: the workers of a new one are those
+ * who come to it. */
+
+/* Who comes when all have gone was started for it. */
+static void note_last(struct cairn_round *core)
+{
+    if (core->worker_count == 1) core->losses.failed = false;
+}
+
+/* A second loss while the first is waited for does not make fewer of those who are awaited. */
+void cairn_round_note_lost(struct cairn_round *core)
+{
+    const struct cairn_round_terms *terms = &core->terms_newest;
+    struct losses *losses = &core->losses;
+    if (terms->on_worker_loss == CAIRN_WORKER_LOSS_FAIL) losses->failed = true;
+    note_last(core);
+    if (terms->on_worker_loss != CAIRN_WORKER_LOSS_WAIT) return;
+    if (core->worker_count > losses->world) losses->world = core->worker_count;
+    losses->until_ms = core->now_ms + terms->worker_loss_wait_ms;
+}
+
+/* Nobody waits for it; and the last to leave ends the run. */
+void cairn_round_note_left(struct cairn_round *core)
+{
+    struct losses *losses = &core->losses;
+    note_last(core);
+    if (losses->world > 0) losses->world--;
+    if (core->worker_count == 1) losses->world = 0;
+}
+
+void cairn_round_end_losses(struct cairn_round *core)
+{
+    struct losses *losses = &core->losses;
+    if (core->worker_count >= losses->world || core->now_ms >= losses->until_ms) losses->world = 0;
+}
+
+bool cairn_round_waits_for_lost(const struct cairn_round *core)
+{
+    return core->worker_count < core->losses.world && !MUTANT(59);
+}
+
+bool cairn_round_halted_of_loss(const struct cairn_round *core)
+{
+    return core->losses.failed;
+}
+
+void cairn_round_say_lost(const struct cairn_round *core, struct cairn_sentence *out)
+{
+    const uint32_t world = core->losses.world, missing = world - core->worker_count;
+    cairn_sentence_set(out,
+                       "%u more worker%s (%u of %u attached since a loss; without %s in %llu s): "
+                       "start %s, or amend "
+                       "the job (`cairn job amend JOB --on-worker-loss redo`)",
+                       (unsigned)missing, missing == 1 ? "" : "s", (unsigned)core->worker_count,
+                       (unsigned)world, missing == 1 ? "it" : "them",
+                       (unsigned long long)(core->losses.until_ms - core->now_ms + 999) / 1000,
+                       missing == 1 ? "it" : "them");
+}
+
+/* ==== round ends ==== */
+
+/* Tells workers how a round ended, and keeps that for those that ask late: a thread of a worker
+ * may sleep while another one writes, a connection may be lost and come back, and rounds go on
+ * meanwhile. For each worker the last step and the last write that it contributed to are kept,
+ * also while it is away. */
+
+/* ---- what is kept ---- */
+
+/* Without groups, their learning rates, what tensors have missed, and client state, which nobody asks for. */
+static void take_end(const struct cairn_round *core, struct end *end)
+{
+    struct cairn_payload head;
+    end->decision = core->last;
+    end->decision.payload = NULL;
+    end->decision.payload_bytes = 0;
+    if (core->last.payload_bytes == 0) return;
+    const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
+                                                     &head);
+    if (status != CAIRN_OK) return; // of a restored job, perhaps: its head says nothing of a round
+    head.group_count = head.driven_count = 0;
+    head.missed = (struct cairn_missed) { .bytes = NULL };
+    head.state_bytes = 0;
+    end->decision.payload_bytes = cairn_payload_encode(&head, NULL, end->head);
+}
+
+/* Notes the end for contributors that left before the round ended: only now it is known whether
+ * it counted. */
+static void note_absent(struct cairn_round *core, uint64_t round, int kind, const struct end *end)
+{
+    if (!core->absent_contribute) return;
+    core->absent_contribute = false;
+    for (uint32_t i = 0; i < core->config.member_max; i++) {
+        struct absent *absent = &core->absent[i];
+        if (absent->id == 0 || absent->round != round) continue;
+        absent->round = 0;
+        if (end != NULL) absent->ends[kind] = *end;
+    }
+}
+
+void cairn_round_note_end(struct cairn_round *core, uint64_t round)
+{
+    struct end end;
+    const int kind = core->last.kind == CAIRN_DECISION_WRITE ? END_OF_WRITE : END_OF_STEP;
+    const bool ended = round != 0 && core->last.round == round;
+    if (round == 0) {
+        if (core->last.round > core->inherited.decision.round) take_end(core, &core->inherited);
+        return;
+    }
+    if (ended) take_end(core, &end);
+    for (uint32_t i = 0; ended && i < core->worker_count; i++)
+        if (core->workers[i].contributor || core->workers[i].surplus)
+            core->workers[i].ends[kind] = end;
+    note_absent(core, round, kind, ended ? &end : NULL);
+}
+
+static struct absent *find_absent(struct cairn_round *core, uint64_t id)
+{
+    for (uint32_t i = 0; i < core->config.member_max; i++)
+        if (core->absent[i].id == id) return &core->absent[i];
+    return NULL;
+}
+
+/* A free place, or that of the one who left first. */
+static struct absent *make_place(struct cairn_round *core, uint64_t id)
+{
+    struct absent *place = find_absent(core, 0);
+    if (place == NULL) {
+        place = &core->absent[0];
+        for (uint32_t i = 1; i < core->config.member_max; i++)
+            if (core->absent[i].since < place->since) place = &core->absent[i];
+    }
+    *place = (struct absent) { .id = id };
+    return place;
+}
+
+void cairn_round_keep_ends(struct cairn_round *core, const struct worker *worker)
+{
+    const bool has_none = worker->ends[END_OF_STEP].decision.round == 0 &&
+                          worker->ends[END_OF_WRITE].decision.round == 0;
+    const bool told = worker->contributor || worker->surplus;
+    if (has_none && !told) return;
+    struct absent *place = find_absent(core, worker->id);
+    if (place == NULL) place = make_place(core, worker->id);
+    place->since = ++core->left;
+    if (told) {
+        place->round = core->open_round;
+        core->absent_contribute = true;
+    }
+    for (int i = 0; i < ENDS; i++)
+        if (worker->ends[i].decision.round > place->ends[i].decision.round)
+            place->ends[i] = worker->ends[i];
+}
+
+/* NULL: it is not known, or the round was void. */
+static const struct cairn_decision *find_end(struct cairn_round *core, struct worker *worker,
+                                             uint64_t round)
+{
+    struct absent *absent = find_absent(core, worker->id);
+    struct end *const ends[] = { &core->inherited, &worker->ends[END_OF_STEP],
+                                 &worker->ends[END_OF_WRITE],
+                                 absent != NULL ? &absent->ends[END_OF_STEP] : NULL,
+                                 absent != NULL ? &absent->ends[END_OF_WRITE] : NULL };
+    if (round == core->last.round) return &core->last;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends && !MUTANT(37); i++) {
+        if (ends[i] == NULL || ends[i]->decision.round != round) continue;
+        if (ends[i]->decision.payload_bytes > 0) ends[i]->decision.payload = ends[i]->head;
+        return &ends[i]->decision;
+    }
+    return NULL;
+}
+
+/* ---- who asks ---- */
+
+static void send_result(const struct cairn_round *core, uint64_t member, uint64_t round,
+                        const struct cairn_decision *decision, struct cairn_round_actions *actions)
+{
+    struct cairn_payload head = { .fail = false };
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_RESULT);
+    action->member = member;
+    action->round = round;
+    action->decision = decision;
+    if (decision == NULL) {
+        action->status = CAIRN_ERR_EPOCH_CHANGED;
+        action->version = core->version;
+        if (round < core->last.round)
+            action->why = "the round is over; how it ended is no longer known";
+        return;
+    }
+    if (cairn_payload_decode(decision->payload, decision->payload_bytes, &head) != CAIRN_OK)
+        head.fail = false;
+    action->status = head.fail ? CAIRN_ERR_NONFINITE : CAIRN_OK;
+    action->version = decision->version_after;
+}
+
+void cairn_round_send_void(const struct cairn_round *core, uint64_t member, uint64_t round,
+                           struct cairn_round_actions *actions)
+{
+    send_result(core, member, round, NULL, actions);
+}
+
+/* In STEADY and OPEN `last` is resolved, so every round but the open one has its answer. */
+static bool end_known(const struct cairn_round *core, uint64_t round)
+{
+    const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
+    return resolved && round != core->open_round;
+}
+
+void cairn_round_answer_asked(struct cairn_round *core, struct worker *worker,
+                              struct cairn_round_actions *actions)
+{
+    for (int i = 0; i < ENDS_ASKED_MAX; i++) {
+        const uint64_t round = worker->asked[i];
+        if (round == 0 || !end_known(core, round)) continue;
+        worker->asked[i] = 0;
+        send_result(core, worker->id, round, find_end(core, worker, round), actions);
+    }
+}
+
+bool cairn_round_has_asked(const struct worker *worker, uint64_t round)
+{
+    for (int i = 0; i < ENDS_ASKED_MAX; i++)
+        if (worker->asked[i] == round) return true;
+    return false;
+}
+
+/* Beside what another thread of it asks; of too many the oldest round is not answered. */
+void cairn_round_note_asked(struct worker *worker, uint64_t round)
+{
+    uint64_t *place = &worker->asked[0];
+    if (cairn_round_has_asked(worker, round)) return;
+    for (int i = 1; i < ENDS_ASKED_MAX; i++)
+        if (worker->asked[i] < *place) place = &worker->asked[i];
+    *place = round;
+}

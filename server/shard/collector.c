@@ -1,0 +1,688 @@
+#include "server/shard/collect.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/text.h"
+#include "proto/spec/spec.h"
+#include "server/base/listener.h"
+#include "server/shard/shard.h"
+
+/* ---- open and close ---- */
+
+static cairn_status grow(struct cairn_step_actions *actions, size_t capacity)
+{
+    if (capacity <= actions->capacity) return CAIRN_OK;
+    void *list = realloc(actions->list, capacity * sizeof *actions->list);
+    if (list == NULL) return CAIRN_ERR_NO_MEMORY;
+    actions->list = list;
+    actions->capacity = capacity;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_collector_tables_open(const struct cairn_collector *collector,
+                                         const struct cairn_step_config *step,
+                                         const struct cairn_chunk_table *table,
+                                         struct cairn_collector_tables *tables_out)
+{
+    const uint32_t slots = step->member_max * step->window, chunks = table->trained_count;
+    struct cairn_collector_tables tables = { .table = table,
+                                             .fold_count = slots < chunks ? slots : chunks };
+    tables.step = malloc(cairn_step_bytes(step) + 1);
+    tables.folds = calloc((size_t)tables.fold_count + 1, sizeof *tables.folds);
+    const cairn_status status = grow(collector->actions, cairn_step_actions_max(step));
+    if (status != CAIRN_OK || tables.step == NULL || tables.folds == NULL) {
+        cairn_collector_tables_close(&tables);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    *tables_out = tables;
+    return CAIRN_OK;
+}
+
+void cairn_collector_tables_close(struct cairn_collector_tables *tables)
+{
+    free(tables->step);
+    free(tables->folds);
+}
+
+static void take_tables(struct cairn_collector *collector, struct cairn_collector_tables *tables)
+{
+    free(collector->folds);
+    collector->table = tables->table;
+    collector->folds = tables->folds;
+    collector->folds_free = NULL;
+    for (uint32_t i = 0; i < tables->fold_count; i++) {
+        collector->folds[i].next = collector->folds_free;
+        collector->folds_free = &collector->folds[i];
+    }
+    *tables = (struct cairn_collector_tables) { .table = NULL };
+}
+
+void cairn_collector_switch(struct cairn_collector *collector, const struct cairn_step_config *step,
+                            struct cairn_collector_tables *tables)
+{
+    struct cairn_step *before = collector->step;
+    assert(cairn_step_slots_used(before) == 0 && collector->landed == NULL);
+    collector->step = cairn_step_init_from(tables->step, step, before);
+    take_tables(collector, tables);
+    free(before);
+}
+
+cairn_status cairn_collector_open(struct cairn_collector *collector,
+                                  const struct cairn_collector_options *options)
+{
+    const uint32_t slots = options->step->member_max * options->step->window;
+    struct cairn_collector_tables tables;
+    *collector = (struct cairn_collector) {
+        .hands = options->hands,
+        .job = options->job,
+        .shard_name = options->shard_name,
+        .actions = options->actions,
+        .slots = calloc(slots, sizeof *collector->slots),
+    };
+    if (collector->slots == NULL) return CAIRN_ERR_NO_MEMORY;
+    cairn_status status = cairn_collector_tables_open(collector, options->step, options->table,
+                                                      &tables);
+    if (status != CAIRN_OK) return status;
+    collector->slot_count = slots;
+    for (uint32_t i = 0; i < slots; i++) collector->slots[i].collector = collector;
+    collector->step = cairn_step_init(tables.step, options->step, options->version, options->last);
+    take_tables(collector, &tables);
+    return CAIRN_OK;
+}
+
+void cairn_collector_close(struct cairn_collector *collector)
+{
+    for (uint32_t i = 0; i < collector->slot_count; i++) cairn_slot_release(&collector->slots[i]);
+    free(collector->step);
+    free(collector->slots);
+    free(collector->folds);
+}
+
+void cairn_collector_leave(struct cairn_collector *collector)
+{
+    for (uint32_t i = 0; i < collector->slot_count; i++)
+        if (!collector->slots[i].folding && !collector->slots[i].receiving)
+            cairn_slot_release(&collector->slots[i]);
+}
+
+/* ---- to workers ---- */
+
+/* How many of the part's chunks are added up on a device: the first ones (memory.h). */
+static uint64_t chunks_on_card(const struct cairn_collector *collector)
+{
+    const struct cairn_chunk_table *table = collector->table;
+    uint32_t low = 0, high = table->trained_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (cairn_compute_is_host(collector->hands->compute(collector, middle)))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low < table->trained_count ? table->trained[low] : table->map.chunk_count;
+}
+
+static void send_to(const struct cairn_collector *collector, const struct cairn_step_action *action,
+                    uint8_t kind, uint64_t value)
+{
+    struct cairn_member *member = cairn_member_find(collector->job, action->member);
+    if (member == NULL) return;
+    struct cairn_chunk_header header = cairn_step_header_of(action, kind, collector->table);
+    header.value = value;
+    if (kind == CAIRN_CHUNK_GRANT) {
+        header.request = cairn_member_way(member);
+        header.leaf_count = action->small;
+        header.micro = action->in_place;
+        header.first_leaf = chunks_on_card(collector);
+    }
+    collector->hands->send(collector, member, &header);
+}
+
+static void refuse(const struct cairn_collector *collector, const struct cairn_step_action *action)
+{
+    const struct cairn_shard_job *job = collector->job;
+    struct cairn_member *member = cairn_member_find(job, action->member);
+    job->shard->stats.chunks_refused++;
+    if (member != NULL) { // a late one is what an end of an epoch leaves on its way
+        cairn_log_limited(&member->refusals,
+                          action->status == CAIRN_ERR_STALE ? CAIRN_LOG_INFO : CAIRN_LOG_WARN,
+                          "refused chunk %u of job %s for shard %s from %s: %s; it is of epoch "
+                          "%llu, round %llu, shard %s is at epoch %llu, round %llu",
+                          action->chunk, job->spec.name, collector->shard_name, member->name,
+                          cairn_status_text((int)action->status), (unsigned long long)action->epoch,
+                          (unsigned long long)action->round, job->shard->name,
+                          (unsigned long long)cairn_step_epoch(collector->step),
+                          (unsigned long long)cairn_step_round(collector->step));
+    }
+    send_to(collector, action, CAIRN_CHUNK_NAK, (uint64_t)action->status);
+}
+
+/* ---- contributions ---- */
+
+static cairn_status judge_tensor(const struct cairn_shard_job *job,
+                                 const struct cairn_chunk_header *header,
+                                 struct cairn_sentence *why)
+{
+    if (header->tensor >= job->spec.tensor_count)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u of %zu", header->tensor,
+                          job->spec.tensor_count);
+    if (header->dtype != CAIRN_F32 && header->dtype != CAIRN_BF16)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "tensor %s: a contribution in %s, not f32 or bf16",
+                          job->spec.tensors[header->tensor].name, cairn_dtype_name(header->dtype));
+    return CAIRN_OK;
+}
+
+/* The specification is read only to say what is wrong: of thousands of tensors it is in no cache. */
+static cairn_status refuse_untrained(const struct cairn_tensor_spec *tensor,
+                                     struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
+                      tensor->name,
+                      cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
+}
+
+cairn_status cairn_collector_judge(const struct cairn_collector *collector,
+                                   const struct cairn_member *member,
+                                   const struct cairn_chunk_header *header, uint32_t *chunk_out,
+                                   struct cairn_piece *piece_out, struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = collector->job;
+    const struct cairn_shard_map *map = &collector->table->map;
+    cairn_status status = judge_tensor(job, header, why);
+    if (status != CAIRN_OK) return status;
+    const struct cairn_tensor_spec *tensor = &job->spec.tensors[header->tensor];
+    uint64_t chunk;
+    if (cairn_shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
+                                     &chunk) != CAIRN_OK)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "tensor %s: leaves %llu + %u are not a chunk of shard %s", tensor->name,
+                          (unsigned long long)header->first_leaf, header->leaf_count,
+                          collector->shard_name);
+    const struct cairn_local_extent *extent = cairn_shard_map_extent(map, chunk);
+    const uint32_t *first = &collector->table->first[extent - map->extents];
+    if (first[0] == first[1]) return refuse_untrained(tensor, why);
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
+    status = collector->hands->judge_piece(collector, member, header, &place, piece_out, why);
+    if (status != CAIRN_OK) return status;
+    const uint64_t bytes = piece_out->count * cairn_dtype_bytes(header->dtype);
+    if (header->payload_bytes != bytes)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s: a payload of %llu bytes, not %llu",
+                          tensor->name, (unsigned long long)header->payload_bytes,
+                          (unsigned long long)bytes);
+    status = cairn_frozen_judge(&job->frozen, &job->spec, header->tensor, header->round, why);
+    if (status != CAIRN_OK) return status;
+    *chunk_out = first[0] + (uint32_t)(chunk - extent->first_chunk);
+    return CAIRN_OK;
+}
+
+static void discard(struct cairn_collector *collector)
+{
+    cairn_fabric_drop(collector->waiting);
+    collector->waiting = NULL;
+}
+
+bool cairn_collector_reads_view(const struct cairn_collector *collector,
+                                const struct cairn_chunk_header *header, uint32_t chunk,
+                                const struct cairn_fabric_message *message)
+{
+    const uintptr_t view = (uintptr_t)cairn_fabric_message_view(message);
+    if (view == 0) return false;
+    if (cairn_way_of(cairn_fabric_message_path(message)) != CAIRN_WAY_DEVICE) return true;
+    // A kernel that met an element across its own size would end the card's context.
+    return !cairn_compute_is_host(collector->hands->compute(collector, chunk)) &&
+           view % cairn_dtype_bytes(header->dtype) == 0;
+}
+
+/* The same to the end: a device has memory of the host copied into the slot's (collector.c). */
+static bool reads_in_place(const struct cairn_collector *collector,
+                           const struct cairn_chunk_header *header, uint32_t chunk,
+                           const struct cairn_fabric_message *message)
+{
+    return cairn_collector_reads_view(collector, header, chunk, message) &&
+           (cairn_way_of(cairn_fabric_message_path(message)) == CAIRN_WAY_DEVICE ||
+            cairn_compute_is_host(collector->hands->compute(collector, chunk)));
+}
+
+void cairn_collector_push(struct cairn_collector *collector,
+                          const struct cairn_chunk_header *header, uint32_t chunk,
+                          const struct cairn_piece *piece, struct cairn_fabric_message *message)
+{
+    collector->waiting = message;
+    collector->waiting_header = *header;
+    collector->waiting_piece = *piece;
+    struct cairn_step_event event = cairn_step_event_of(header);
+    event.chunk = chunk;
+    event.is_readable = event.in_place && reads_in_place(collector, header, chunk, message);
+    cairn_collector_step(collector, &event);
+    discard(collector); // if a fault came before the core's word
+}
+
+/* ---- slots ---- */
+
+void cairn_slot_release(struct cairn_slot *slot)
+{
+    const struct cairn_collector *collector = slot->collector;
+    // The fabric of a shard that is closed has dropped its messages.
+    if (slot->message != NULL && !collector->job->shard->closing) cairn_fabric_drop(slot->message);
+    if (slot->memory != NULL && collector->hands->slot_memory_back != NULL)
+        collector->hands->slot_memory_back(slot);
+    slot->message = NULL;
+    slot->memory = NULL;
+    slot->view = NULL;
+}
+
+/* The core is told when its actions are done. */
+static void landed(struct cairn_slot *slot, cairn_status status)
+{
+    struct cairn_collector *collector = slot->collector;
+    if (status != CAIRN_OK && status != CAIRN_ERR_CHECKSUM) {
+        // The worker is not answered, so its connection must be lost if it is not.
+        if (status != CAIRN_ERR_CLOSED) cairn_member_cut(collector->job, slot->member);
+        status = CAIRN_ERR_CLOSED;
+    }
+    slot->status = status;
+    slot->next_landed = collector->landed;
+    collector->landed = slot;
+}
+
+static void on_received(void *arg, cairn_status status)
+{
+    struct cairn_slot *slot = arg;
+    struct cairn_collector *collector = slot->collector;
+    slot->view = slot->memory;
+    slot->receiving = false;
+    if (status == CAIRN_OK) {
+        // Bytes that were copied out of a card's memory have passed the host: they count as shared.
+        cairn_bytes_pushed(collector->job, slot->member, slot->payload_bytes,
+                           slot->way == CAIRN_WAY_DEVICE ? CAIRN_WAY_SHARED : slot->way);
+        // Memory of a card has no checksum: no host has read it before, nor is there a way, or its sender
+        // says so. Nor has memory of this host, which its sender takes to be read where it lies.
+        if (!slot->is_unsummed && slot->way != CAIRN_WAY_DEVICE && slot->way != CAIRN_WAY_SHARED &&
+            cairn_chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
+            status = CAIRN_ERR_CHECKSUM;
+    }
+    if (status != CAIRN_OK || !collector->hands->takes_events(collector)) cairn_slot_release(slot);
+    landed(slot, status);
+    cairn_collector_settle(collector);
+    cairn_shard_job_settle(collector->job);
+    collector->hands->idle(collector);
+}
+
+/* The payload is read where it lies: there is nothing to wait for, and no way on which it was damaged. */
+static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *message)
+{
+    slot->message = message;
+    slot->view = cairn_fabric_message_view(message);
+    if (slot->way != CAIRN_WAY_DEVICE) slot->way = CAIRN_WAY_SHARED;
+    cairn_bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, slot->way);
+    landed(slot, CAIRN_OK);
+}
+
+static void receive(struct cairn_collector *collector, uint32_t number, uint32_t chunk)
+{
+    struct cairn_fabric_message *message = collector->waiting;
+    const struct cairn_chunk_header *header = &collector->waiting_header;
+    struct cairn_slot *slot = &collector->slots[number];
+    assert(message != NULL && number < collector->slot_count && slot->message == NULL);
+    collector->waiting = NULL;
+    slot->chunk = chunk;
+    slot->piece = collector->waiting_piece;
+    slot->member = header->member;
+    slot->dtype = (cairn_dtype)header->dtype;
+    slot->payload_bytes = (size_t)header->payload_bytes;
+    slot->checksum = header->checksum;
+    slot->is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
+    slot->way = cairn_way_of(cairn_fabric_message_path(message));
+    if (slot->is_unsummed && slot->way == CAIRN_WAY_CARRIED) slot->way = CAIRN_WAY_DIRECT;
+    if (cairn_collector_reads_view(collector, header, chunk, message)) {
+        land_view(slot, message);
+        return;
+    }
+    slot->memory = collector->hands->slot_memory(collector, number);
+    const cairn_status status = cairn_fabric_receive(message, slot->memory, slot->payload_bytes,
+                                                     on_received, slot);
+    slot->receiving = status == CAIRN_OK;
+    if (status == CAIRN_OK) {
+        collector->hands->busy(collector);
+        return;
+    }
+    cairn_fabric_drop(message);
+    cairn_slot_release(slot);
+    landed(slot, status);
+}
+
+/* ---- the core ---- */
+
+static void act(struct cairn_collector *collector, const struct cairn_step_action *action)
+{
+    collector->hands->act(collector, action);
+    switch (action->kind) {
+    case CAIRN_STEP_GRANT: send_to(collector, action, CAIRN_CHUNK_GRANT, action->window); break;
+    case CAIRN_STEP_ACK: send_to(collector, action, CAIRN_CHUNK_ACK, 0); break;
+    case CAIRN_STEP_MICRO_ACK: send_to(collector, action, CAIRN_CHUNK_MICRO_ACK, 0); break;
+    case CAIRN_STEP_REFUSE:
+        if (action->slot < collector->slot_count)
+            cairn_slot_release(&collector->slots[action->slot]);
+        refuse(collector, action);
+        break;
+    case CAIRN_STEP_RECEIVE: receive(collector, action->slot, action->chunk); break;
+    case CAIRN_STEP_DISCARD: discard(collector); break;
+    case CAIRN_STEP_FOLD: cairn_fold_begin(collector, action); break;
+    case CAIRN_STEP_FAULT: cairn_shard_job_fault(collector->job, action->why); break;
+    default: break; // its hands did it
+    }
+}
+
+/* A chunk that is neither received nor refused is one that is here already. */
+static bool is_duplicate(const struct cairn_step_actions *actions, size_t at)
+{
+    return actions->list[at].kind == CAIRN_STEP_DISCARD &&
+           (at + 1 == actions->count || actions->list[at + 1].kind == CAIRN_STEP_ACK);
+}
+
+static void step_once(struct cairn_collector *collector, const struct cairn_step_event *event)
+{
+    struct cairn_step_actions *actions = collector->actions;
+    assert(!collector->stepping);
+    if (!collector->hands->takes_events(collector)) return;
+    collector->stepping = true;
+    actions->count = 0;
+    cairn_step_on_event(collector->step, event, actions);
+    for (size_t i = 0; i < actions->count && collector->hands->takes_events(collector); i++) {
+        act(collector, &actions->list[i]);
+        if (is_duplicate(actions, i)) collector->job->shard->stats.chunks_duplicate++;
+    }
+    collector->stepping = false;
+}
+
+void cairn_collector_settle(struct cairn_collector *collector)
+{
+    if (collector->settling || collector->stepping) return;
+    collector->settling = true;
+    while (collector->landed != NULL) {
+        struct cairn_slot *slot = collector->landed;
+        collector->landed = slot->next_landed;
+        step_once(collector, &(struct cairn_step_event) {
+                                 .kind = CAIRN_STEP_LANDED,
+                                 .slot = (uint32_t)(slot - collector->slots),
+                                 .status = slot->status,
+                             });
+    }
+    collector->settling = false;
+}
+
+void cairn_collector_step(struct cairn_collector *collector, const struct cairn_step_event *event)
+{
+    step_once(collector, event);
+    cairn_collector_settle(collector);
+}
+
+/* ==== chunk table ==== */
+
+cairn_status cairn_chunk_table_number(struct cairn_chunk_table *table,
+                                      const struct cairn_job_spec_data *spec)
+{
+    const struct cairn_shard_map *map = &table->map;
+    if (map->chunk_count >= UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
+    table->extent_of = calloc((size_t)map->chunk_count + 1, sizeof *table->extent_of);
+    table->first = calloc(map->extent_count + 1, sizeof *table->first);
+    table->trained = calloc((size_t)map->chunk_count + 1, sizeof *table->trained);
+    if (table->extent_of == NULL || table->first == NULL || table->trained == NULL)
+        return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < map->extent_count; i++) {
+        const struct cairn_local_extent *extent = &map->extents[i];
+        const bool trained = spec->tensors[extent->tensor].kind == CAIRN_TRAINED;
+        table->first[i] = table->trained_count;
+        for (uint64_t c = extent->first_chunk; c < extent->first_chunk + extent->chunk_count; c++) {
+            table->extent_of[c] = i;
+            if (trained) table->trained[table->trained_count++] = (uint32_t)c;
+        }
+    }
+    table->first[map->extent_count] = table->trained_count;
+    return CAIRN_OK;
+}
+
+void cairn_chunk_table_close(struct cairn_chunk_table *table)
+{
+    free(table->extent_of);
+    free(table->first);
+    free(table->trained);
+    cairn_shard_map_release(&table->map);
+}
+
+struct cairn_chunk_place cairn_chunk_table_place(const struct cairn_chunk_table *table,
+                                                 uint32_t trained)
+{
+    return cairn_shard_map_chunk(&table->map, table->trained[trained]);
+}
+
+struct cairn_tensor_chunks cairn_chunk_table_tensor(const struct cairn_chunk_table *table,
+                                                    uint32_t tensor)
+{
+    const struct cairn_shard_map *map = &table->map;
+    size_t low = cairn_lower_bound(map->extents, map->extent_count, sizeof *map->extents,
+                                   offsetof(struct cairn_local_extent, tensor), tensor);
+    struct cairn_tensor_chunks chunks = { .first_extent = low };
+    for (; low < map->extent_count && map->extents[low].tensor == tensor; low++) {
+        if (chunks.extent_count++ == 0) chunks.first = map->extents[low].first_chunk;
+        chunks.count += map->extents[low].chunk_count;
+    }
+    return chunks;
+}
+
+/* ==== fold ==== */
+
+/* Folds of a collector: each adds what has landed of one chunk to the chunk's sum. */
+
+/* Copies sources that are in workers' memory to where they would have landed otherwise, and folds
+ * from there. Runs under the guard, as reading that memory may fault. */
+static void land_views(void *arg)
+{
+    struct cairn_fold *fold = arg;
+    struct cairn_collector *collector = fold->collector;
+    for (uint32_t i = 0; i < fold->source_count; i++) {
+        const struct cairn_slot *slot = &collector->slots[fold->slots[i]];
+        if (slot->message == NULL || slot->way == CAIRN_WAY_DEVICE) continue;
+        void *memory = collector->hands->slot_memory(collector, fold->slots[i]);
+        memcpy(memory, slot->view, slot->payload_bytes);
+        fold->sources[i].data = memory;
+    }
+}
+
+/* The host reads what is in workers' memory where it is; a device is given what can be read for sure. */
+static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
+                     struct cairn_works *works)
+{
+    struct cairn_fold *fold = (struct cairn_fold *)run;
+    (void)item;
+    if (stage == 0 && fold->viewed && !works->in_place)
+        run->failed_at = cairn_guard_run(land_views, fold);
+    return run->failed_at == NULL && fold->collector->hands->fold(fold, stage, works);
+}
+
+/* The sum is wrong for good, as folds go on from it. */
+static void spoil(const struct cairn_fold *fold)
+{
+    struct cairn_collector *collector = fold->collector;
+    bool is_ours = true;
+    collector->spoiled_round = cairn_step_round_seen(collector->step);
+    for (uint32_t i = 0; i < fold->source_count; i++) {
+        const struct cairn_slot *slot = &collector->slots[fold->slots[i]];
+        const uintptr_t from = (uintptr_t)slot->view, at = (uintptr_t)fold->run.failed_at;
+        if (slot->message == NULL || at - from >= slot->payload_bytes) continue;
+        is_ours = false;
+        cairn_member_unreadable(collector->job, slot->member);
+    }
+    if (is_ours) collector->hands->no_page(collector);
+}
+
+void cairn_fold_drop(struct cairn_fold *fold)
+{
+    struct cairn_collector *collector = fold->collector;
+    const struct cairn_step_event folded = { .kind = CAIRN_STEP_FOLDED, .chunk = fold->chunk };
+    for (uint32_t i = 0; i < fold->source_count; i++) {
+        collector->slots[fold->slots[i]].folding = false;
+        cairn_slot_release(&collector->slots[fold->slots[i]]);
+    }
+    fold->next = collector->folds_free;
+    collector->folds_free = fold;
+    cairn_collector_step(collector, &folded);
+    cairn_shard_job_settle(collector->job);
+}
+
+static void done(struct cairn_run *run)
+{
+    struct cairn_fold *fold = (struct cairn_fold *)run;
+    struct cairn_collector *collector = fold->collector;
+    (void)cairn_shard_job_run_failed(collector->job, run); // then no event is taken any more
+    if (run->failed_at != NULL) spoil(fold);
+    collector->hands->fold_done(fold);
+    cairn_fold_drop(fold);
+    if (collector->hands->fold_told != NULL) collector->hands->fold_told(collector);
+    collector->hands->idle(collector);
+}
+
+void cairn_fold_submit(struct cairn_fold *fold)
+{
+    fold->collector->hands->busy(fold->collector);
+    cairn_compute_submit(&fold->run);
+}
+
+void cairn_fold_begin(struct cairn_collector *collector, const struct cairn_step_action *action)
+{
+    struct cairn_fold *fold = collector->folds_free;
+    assert(fold != NULL); // one fold a chunk, and each has a slot
+    collector->folds_free = fold->next;
+    *fold = (struct cairn_fold) {
+        .run = { .compute = collector->hands->compute(collector, action->chunk),
+                 .item_count = 1,
+                 .describe = describe,
+                 .done = done },
+        .collector = collector,
+        .source_count = action->count,
+        .chunk = action->chunk,
+        .first = action->first,
+        .likely_last = action->likely_last,
+    };
+    for (uint32_t i = 0; i < action->count; i++) {
+        struct cairn_slot *slot = &collector->slots[action->slots[i]];
+        fold->sources[i] = (struct cairn_source) { .data = slot->view, .dtype = slot->dtype };
+        fold->pieces[i] = slot->piece;
+        fold->slots[i] = action->slots[i];
+        if (slot->message != NULL && slot->way != CAIRN_WAY_DEVICE) fold->viewed = true;
+        slot->folding = true;
+    }
+    fold->run.is_guarded = fold->viewed;
+    if (collector->hands->fold_place(fold)) cairn_fold_submit(fold);
+}
+
+/* ==== frozen ==== */
+
+cairn_status cairn_frozen_init(struct cairn_frozen *frozen, const struct cairn_job_spec_data *spec)
+{
+    frozen->groups = calloc(spec->group_count + 1, sizeof *frozen->groups);
+    frozen->tensors = calloc(spec->tensor_count + 1, sizeof *frozen->tensors);
+    frozen->group_of = calloc(spec->tensor_count + 1, sizeof *frozen->group_of);
+    if (frozen->groups == NULL || frozen->tensors == NULL || frozen->group_of == NULL)
+        return CAIRN_ERR_NO_MEMORY;
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        const struct cairn_tensor_spec *tensor = &spec->tensors[t];
+        if (tensor->kind == CAIRN_TRAINED)
+            frozen->group_of[t] = (uint32_t)cairn_spec_find_group(spec, tensor->group);
+    }
+    return CAIRN_OK;
+}
+
+void cairn_frozen_release(struct cairn_frozen *frozen)
+{
+    free(frozen->groups);
+    free(frozen->tensors);
+    free(frozen->group_of);
+}
+
+void cairn_frozen_note(struct cairn_frozen *frozen, const struct cairn_job_spec_data *spec,
+                       const Cairn__RoundOpen *message)
+{
+    memset(frozen->groups, 0, spec->group_count * sizeof *frozen->groups);
+    memset(frozen->tensors, 0, spec->tensor_count * sizeof *frozen->tensors);
+    frozen->round = message->round;
+    for (size_t i = 0; i < message->n_frozen; i++) {
+        if (message->frozen[i] < spec->group_count) frozen->groups[message->frozen[i]] = true;
+    }
+    for (size_t i = 0; i < message->n_frozen_tensors; i++) {
+        const uint32_t tensor = message->frozen_tensors[i];
+        if (tensor < spec->tensor_count) frozen->tensors[tensor] = true;
+    }
+}
+
+cairn_status cairn_frozen_judge(const struct cairn_frozen *frozen,
+                                const struct cairn_job_spec_data *spec, uint32_t tensor,
+                                uint64_t round, struct cairn_sentence *why)
+{
+    if (round != frozen->round) return CAIRN_OK;
+    const struct cairn_tensor_spec *t = &spec->tensors[tensor];
+    if (frozen->groups[frozen->group_of[tensor]])
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "tensor %s: its group %s is frozen in round %llu and takes no gradient",
+                          t->name, t->group, (unsigned long long)round);
+    if (frozen->tensors[tensor])
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "tensor %s is frozen in round %llu and takes no gradient", t->name,
+                          (unsigned long long)round);
+    return CAIRN_OK;
+}
+
+/* ==== step message ==== */
+
+/* The translation between workers and a core, of the shard's own part or of a relay's: messages
+ * become events of the core, and its actions become headers of messages. */
+
+struct cairn_step_event cairn_step_event_of(const struct cairn_chunk_header *header)
+{
+    struct cairn_step_event event = {
+        .member = header->member,
+        .epoch = header->epoch,
+        .round = header->round,
+        .micro = header->micro,
+    };
+    switch (header->kind) {
+    case CAIRN_CHUNK_PUSH:
+        event.kind = CAIRN_STEP_CHUNK;
+        event.request = header->request;
+        event.is_small = header->payload_bytes <= CAIRN_CHUNK_SMALL;
+        event.in_place = header->value == 1;
+        break;
+    case CAIRN_CHUNK_MICRO_END:
+        event.kind = CAIRN_STEP_MICRO_END;
+        event.sent = (uint32_t)header->value;
+        break;
+    default:
+        assert(header->kind == CAIRN_CHUNK_COMMIT);
+        event.kind = CAIRN_STEP_COMMIT;
+        event.weight = header->value;
+    }
+    return event;
+}
+
+struct cairn_chunk_header cairn_step_header_of(const struct cairn_step_action *action, uint8_t kind,
+                                               const struct cairn_chunk_table *table)
+{
+    struct cairn_chunk_header header = {
+        .kind = kind,
+        .epoch = action->epoch,
+        .round = action->round,
+        .micro = action->micro,
+        .request = action->request,
+    };
+    const bool of_chunk = kind == CAIRN_CHUNK_ACK || kind == CAIRN_CHUNK_NAK;
+    if (of_chunk && action->chunk < table->trained_count) {
+        const struct cairn_chunk_place place = cairn_chunk_table_place(table, action->chunk);
+        header.tensor = place.tensor;
+        header.first_leaf = place.first_leaf;
+        header.leaf_count = (uint32_t)place.leaf_count;
+    }
+    return header;
+}

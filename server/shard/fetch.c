@@ -1,0 +1,565 @@
+/* Fetches: a chunk of a plane at an exact version, or what it has in common with a box.
+ *
+ * The wire plane is read at every version that is kept (read.h): the newest, the one before, and those
+ * that are leased; the other planes at the newest only, and while they are being updated a fetch of them
+ * waits.
+ *
+ * A version that lies on a card is sent from host memory, where its chunks come when they are asked for
+ * (read.h).
+ *
+ * A worker is sent published chunks right out of their copy (`lent`), which is not written while it is
+ * being sent. Copies are written two updates later, and a worker that stops is one that the round waits
+ * for, until the coordinator has it leave: its endpoint is cut then, and what was lent is back. Nobody
+ * waits for readers: what they get, and what is not the wire plane or not a whole chunk, is copied to a
+ * buffer of its own first, because a peer that stops reading pins what is sent to it. A member has at most
+ * CAIRN_SHARD_REPLIES_MAX replies, so a stopped one pins no more than these. A shard that takes state from
+ * this one is sent it right out of the planes: nothing changes it before the move is settled. */
+#include <assert.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "server/shard/mutant.h"
+#include "server/shard/read.h"
+#include "server/shard/shard.h"
+
+/* The memory that a fetch reads. */
+struct source {
+    /* the chunk: in host memory of a published copy, or in the home of the planes */
+    const uint8_t *bytes;
+    size_t byte_count;
+    cairn_dtype dtype;
+    /* borrowed: the whole chunk's, 0 = nobody has asked for it yet; NULL: not kept */
+    uint64_t *checksum;
+    const struct cairn_published *published; /* the copy that has it, or is to; NULL: none */
+    uint64_t chunk;                          /* of it */
+    /* in the copy's memory on the card; NULL: it has none there, or none that may be sent from */
+    const uint8_t *on_card;
+    bool is_given; /* it stays as it is as long as it is being sent: job->move */
+};
+
+/* The chunk that is meant, by the view that it is read in: a published version by that of its copy, state by
+ * the one in force, or while a move is not settled, by that of before. */
+struct place {
+    const struct cairn_published *published; /* NULL: state */
+    const struct cairn_shard_view *view;
+    uint64_t chunk;
+    struct cairn_chunk_place at;
+};
+
+static bool find_chunk(const struct cairn_chunk_header *header, struct place *place)
+{
+    const struct cairn_shard_map *map = &place->view->table.map;
+    if (cairn_shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
+                                     &place->chunk) != CAIRN_OK)
+        return false;
+    place->at = cairn_shard_map_chunk(map, place->chunk);
+    return true;
+}
+
+/* A mover asks by the view of before, as do those who do not know of the new layout yet. */
+static cairn_status find_state(const struct cairn_member *member,
+                               const struct cairn_chunk_header *header, struct place *place)
+{
+    const struct cairn_shard_job *job = member->job;
+    if (member->is_mover && job->move.before == NULL)
+        return CAIRN_ERR_NOT_READY; // before the Fence
+    place->view = job->view;
+    if (!member->is_mover && find_chunk(header, place)) return CAIRN_OK;
+    place->view = job->move.before;
+    return place->view != NULL && find_chunk(header, place) ? CAIRN_OK : CAIRN_ERR_MALFORMED;
+}
+
+static cairn_status find_place(const struct cairn_member *member,
+                               const struct cairn_chunk_header *header, struct place *place_out)
+{
+    const struct cairn_shard_job *job = member->job;
+    const struct cairn_version version = { header->generation, header->step };
+    struct place place = { .published = NULL };
+    *place_out = place;
+    if (job->state != CAIRN_JOB_SERVING) return CAIRN_ERR_NOT_READY;
+    if (header->plane != CAIRN_PLANE_WIRE) return find_state(member, header, place_out);
+    place.published = cairn_published_find(job, version);
+    if (place.published == NULL) return cairn_published_missing(job, version);
+    for (; place.published != NULL; // who has not heard of the later layout goes by the one before
+         place.published = cairn_published_find_before(job, place.published)) {
+        place.view = place.published->view;
+        *place_out = place;
+        if (find_chunk(header, place_out)) return CAIRN_OK;
+    }
+    return CAIRN_ERR_MALFORMED;
+}
+
+/* Judges a fetch of a published version. While the job moves between a card and the host no chunk
+ * is brought, so a fetch of a chunk that is not in host memory yet waits (CAIRN_ERR_BUSY). */
+static cairn_status judge_wire(const struct cairn_shard_job *job, const struct place *place,
+                               struct source *source_out)
+{
+    const struct cairn_published *published = place->published;
+    const struct cairn_shard_view *view = place->view;
+    const cairn_dtype dtype = view->forms[view->table.extent_of[place->chunk]].wire;
+    if (job->park.is_under_way && !cairn_bring_has(published, place->chunk)) return CAIRN_ERR_BUSY;
+    *source_out = (struct source) {
+        .bytes = cairn_published_host_at(published, place->chunk, place->at.local_elem),
+        .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
+        .dtype = dtype,
+        .checksum = &published->checksums[place->chunk],
+        .published = published,
+        .chunk = place->chunk,
+    };
+    if (published->device.base != NULL && !job->park.is_under_way) // which would take it away
+        source_out->on_card = cairn_published_at(published, place->chunk, place->at.local_elem);
+    return CAIRN_OK;
+}
+
+/* It is one of those whose state is still to come. */
+static bool is_to_come(const struct cairn_shard_job *job, const struct place *place)
+{
+    return place->view == job->view && job->move.now != NULL && job->move.now->take != NULL &&
+           cairn_shard_map_find(&job->move.before->table.map, place->at.tensor,
+                                place->at.first_leaf) == NULL;
+}
+
+/* Whoever takes state from us has not all of it: no update began since the layout came into force. */
+static cairn_status judge_state(const struct cairn_member *member,
+                                const struct cairn_chunk_header *header, const struct place *place,
+                                struct source *source_out)
+{
+    const struct cairn_shard_job *job = member->job;
+    const uint32_t extent = place->view->table.extent_of[place->chunk];
+    const struct cairn_form *form = &place->view->forms[extent];
+    if (!cairn_form_stores(form, header->plane)) return CAIRN_ERR_NOT_FOUND;
+    const cairn_dtype dtype = cairn_form_dtype(form, header->plane);
+    if (job->pass.updating || is_to_come(job, place)) return CAIRN_ERR_BUSY;
+    const struct cairn_version wanted = { header->generation, header->step };
+    if (cairn_version_compare(job->versions.copies[job->versions.newest].version, wanted) != 0)
+        return cairn_published_missing(job, wanted);
+    *source_out = (struct source) {
+        .bytes = cairn_shard_view_at(place->view, &job->planes, header->plane, extent,
+                                     place->at.local_elem), // what is given lies where it lay
+        .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
+        .dtype = dtype,
+        .is_given = member->is_mover && cairn_compute_is_host(job->compute),
+    };
+    return CAIRN_OK;
+}
+
+/* Finds what the fetch is to read, without side effects. CAIRN_ERR_BUSY: it has to wait, since an
+ * update or a move is under way. */
+static cairn_status judge_fetch(const struct cairn_member *member,
+                                const struct cairn_chunk_header *header, struct source *source_out)
+{
+    struct place place;
+    const cairn_status status = find_place(member, header, &place);
+    if (status != CAIRN_OK) return status;
+    return place.published != NULL ? judge_wire(member->job, &place, source_out)
+                                   : judge_state(member, header, &place, source_out);
+}
+
+static bool begins_in(const struct cairn_shard_view *view, const struct cairn_chunk_header *header)
+{
+    return view != NULL &&
+           cairn_shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
+}
+
+bool cairn_fetch_is_here(const struct cairn_member *member, const struct cairn_chunk_header *header)
+{
+    const struct cairn_shard_job *job = member->job;
+    const struct cairn_version version = { header->generation, header->step };
+    if (header->plane != CAIRN_PLANE_WIRE)
+        return begins_in(job->view, header) || begins_in(job->move.before, header);
+    const struct cairn_published *copy = cairn_published_find(job, version);
+    if (copy == NULL) return begins_in(job->view, header);
+    while (copy != NULL && !begins_in(copy->view, header))
+        copy = cairn_published_find_before(job, copy);
+    return copy != NULL;
+}
+
+/* ---- boxes ---- */
+
+/* Sets what of the chunk is meant; without effect for all of it. */
+static cairn_status set_box(struct cairn_reply *reply, const struct cairn_box *box,
+                            const struct cairn_chunk_place *place)
+{
+    const struct cairn_shape *shape = &reply->job->spec.tensors[place->tensor].shape;
+    if (cairn_box_check(box, shape, NULL) != CAIRN_OK) return CAIRN_ERR_MALFORMED;
+    const uint64_t count = cairn_box_before(box, shape, place->first_elem + place->elem_count) -
+                           cairn_box_before(box, shape, place->first_elem);
+    if (count == 0) return CAIRN_ERR_MALFORMED;
+    reply->boxed = count < place->elem_count;
+    reply->box = *box;
+    return CAIRN_OK;
+}
+
+/* Finds the part of the chunk that the fetch asks for. A fetch of a box brings the box itself, in
+ * box_bytes; otherwise the fetch is of a tile that the member has declared, or of the whole
+ * chunk. */
+static cairn_status find_box(const struct cairn_member *member, struct cairn_reply *reply)
+{
+    const struct cairn_chunk_header *header = &reply->header;
+    struct place place;
+    cairn_status status = find_place(member, header, &place);
+    if (status != CAIRN_OK) return status;
+    if (header->tile == CAIRN_TILE_BOX) {
+        struct cairn_box box;
+        status = cairn_box_decode(reply->box_bytes, (size_t)header->payload_bytes, &box);
+        return status == CAIRN_OK ? set_box(reply, &box, &place.at) : status;
+    }
+    struct cairn_piece piece;
+    status = cairn_tiles_piece(member, header, &place.at, &piece, NULL);
+    if (status != CAIRN_OK || piece.held == NULL) return status;
+    return set_box(reply, &piece.held->box, &place.at);
+}
+
+/* Packs the elements of the box out of the chunk; returns how many bytes they are. */
+static size_t pack(struct cairn_reply *reply, struct cairn_works *works,
+                   const struct source *source)
+{
+    const struct cairn_chunk_header *header = &reply->header;
+    const struct cairn_shard_job *job = reply->job;
+    const size_t elem_bytes = cairn_dtype_bytes((int)source->dtype);
+    const struct cairn_geometry *geometry = &job->view->layout->geometry[header->tensor];
+    const struct cairn_works_box of = {
+        .box = &reply->box,
+        .shape = &job->spec.tensors[header->tensor].shape,
+        .first_elem = cairn_leaf_first_elem(geometry, header->first_leaf),
+        .elem_count = source->byte_count / elem_bytes,
+        .elem_bytes = elem_bytes,
+    };
+    return cairn_works_pack(works, &of, reply->bytes, source->bytes);
+}
+
+/* ---- replies ---- */
+
+static void on_sent(void *arg, cairn_status status)
+{
+    struct cairn_reply *reply = arg;
+    struct cairn_shard_job *job = reply->job;
+    if (status == CAIRN_OK && !reply->is_given)
+        cairn_bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->way);
+    if (reply->is_given) job->move.sends--;
+    if (reply->is_direct) job->versions.direct_sends--;
+    if (reply->lent != NULL) cairn_published_return(job, reply->lent);
+    cairn_reply_end(reply);
+    cairn_shard_job_idle(job);
+}
+
+/* Returns the checksum of the reply's bytes, which are still in the processor's cache. The first
+ * fetch of a chunk makes it, not the update: members that map the version never ask for it. A chunk
+ * that was brought has its checksum already. */
+static uint64_t checksum_of(const struct cairn_reply *reply, const struct source *source,
+                            const uint8_t *payload, size_t byte_count)
+{
+    const bool is_kept = source->checksum != NULL && !reply->boxed;
+    if (is_kept && *source->checksum != 0) return *source->checksum;
+    const uint64_t checksum = cairn_chunk_checksum(payload, byte_count);
+    if (is_kept) *source->checksum = checksum;
+    return checksum;
+}
+
+/* Copies the part of the chunk that is asked for into the reply; *byte_count_out: its size. */
+static cairn_status copy_data(struct cairn_reply *reply, const struct source *source,
+                              size_t *byte_count_out)
+{
+    struct cairn_shard_job *job = reply->job;
+    struct cairn_works *works = cairn_compute_loop(job->compute);
+    struct cairn_sentence why;
+    *byte_count_out = source->byte_count;
+    if (reply->boxed)
+        *byte_count_out = pack(reply, works, source);
+    else
+        cairn_works_copy(works, reply->bytes, source->bytes, source->byte_count);
+    const cairn_status status = cairn_works_run(works, &why);
+    // A fetch only reads: that there is no room for it now harms nobody else.
+    if (status != CAIRN_ERR_NO_MEMORY) (void)cairn_shard_job_failed(job, status, &why);
+    return status;
+}
+
+/* A published copy is sent out of its own memory, not out of the reply's. */
+static bool is_lent(const struct cairn_member *member, const struct cairn_reply *reply)
+{
+    return member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
+}
+
+/* The chunk goes to a worker of another host right from the card, and host memory need not have it. */
+static bool goes_directly(const struct cairn_member *member, const struct cairn_reply *reply,
+                          const struct source *source)
+{
+    return source->on_card != NULL && is_lent(member, reply) &&
+           (reply->header.value & CAIRN_CHUNK_UNSUMMED) != 0 && member->peer != NULL &&
+           strcmp(cairn_fabric_payload_path(member->peer, source->on_card, source->byte_count),
+                  CAIRN_FABRIC_PATH_DIRECT) == 0;
+}
+
+/* Returns where the payload is sent from, and says in the reply how. */
+static const uint8_t *find_payload(const struct cairn_member *member, struct cairn_reply *reply,
+                                   const struct source *source)
+{
+    reply->is_direct = goes_directly(member, reply, source);
+    reply->lent = is_lent(member, reply) ? source->published : NULL;
+    reply->is_given = source->is_given && !reply->boxed;
+    if (reply->is_direct) return source->on_card;
+    return reply->lent != NULL || reply->is_given ? source->bytes : reply->bytes;
+}
+
+static void send_data(struct cairn_member *member, struct cairn_reply *reply,
+                      const struct source *source)
+{
+    struct cairn_shard_job *job = reply->job;
+    assert(source->byte_count <= job->replies.bytes);
+    size_t byte_count = source->byte_count;
+    const uint8_t *payload = find_payload(member, reply, source);
+    const bool is_in_place = reply->lent != NULL || reply->is_given;
+    struct cairn_chunk_header *header = &reply->header;
+    if (!is_in_place && copy_data(reply, source, &byte_count) != CAIRN_OK) {
+        cairn_member_refuse(member, header, CAIRN_ERR_NOT_READY);
+        cairn_reply_end(reply);
+        return;
+    }
+    header->kind = CAIRN_CHUNK_DATA;
+    header->tile = job->view->table.map.shard;
+    header->dtype = (uint8_t)source->dtype;
+    header->payload_bytes = byte_count;
+    header->value = reply->is_direct ? CAIRN_CHUNK_UNSUMMED : 0;
+    header->checksum = reply->is_direct ? 0 : checksum_of(reply, source, payload, byte_count);
+    uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
+    cairn_chunk_encode(header, bytes);
+    cairn_status status = CAIRN_ERR_CLOSED;
+    if (reply->lent != NULL) cairn_published_lend(job, reply->lent); // before it may be over
+    if (member->peer != NULL) {
+        reply->way = cairn_way_of(cairn_fabric_payload_path(member->peer, payload, byte_count));
+        status = cairn_fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,
+                                   reply);
+    }
+    if (status == CAIRN_OK) {
+        job->move.sends += reply->is_given;
+        job->versions.direct_sends += reply->is_direct;
+        cairn_shard_job_busy(job);
+        return;
+    }
+    reply->is_given = reply->is_direct = false;
+    if (reply->lent != NULL) cairn_published_return(job, reply->lent);
+    header->dtype = 0;
+    cairn_member_refuse(member, header, CAIRN_ERR_BUSY);
+    cairn_reply_end(reply);
+}
+
+/* Answers, or has it brought, or defers, or refuses. */
+static void answer(struct cairn_member *member, struct cairn_reply *reply)
+{
+    struct cairn_shard_job *job = reply->job;
+    struct source source = { .byte_count = 0 };
+    cairn_status status = judge_fetch(member, &reply->header, &source);
+    const bool is_there = source.published == NULL ||
+                          cairn_bring_has(source.published, source.chunk) ||
+                          goes_directly(member, reply, &source);
+    if (status == CAIRN_OK && is_there) {
+        send_data(member, reply, &source);
+    } else if (status == CAIRN_OK) {
+        cairn_bring(reply, source.published, source.chunk);
+    } else if (status == CAIRN_ERR_BUSY) {
+        reply->next = job->replies.deferred;
+        job->replies.deferred = reply;
+    } else {
+        cairn_member_refuse(member, &reply->header, status);
+        cairn_reply_end(reply);
+    }
+}
+
+/* All of the request is here. */
+static void begin(struct cairn_member *member, struct cairn_reply *reply)
+{
+    const cairn_status status = find_box(member, reply);
+    if (status == CAIRN_OK) {
+        answer(member, reply);
+        return;
+    }
+    cairn_member_refuse(member, &reply->header, status);
+    cairn_reply_end(reply);
+}
+
+static void on_box(void *arg, cairn_status status)
+{
+    struct cairn_reply *reply = arg;
+    struct cairn_shard_job *job = reply->job;
+    const struct cairn_chunk_header *header = &reply->header;
+    struct cairn_member *member = cairn_member_find(job, header->member);
+    const size_t bytes = (size_t)header->payload_bytes;
+    if (status != CAIRN_OK || member == NULL) {
+        cairn_reply_end(reply);
+    } else if (cairn_chunk_checksum(reply->box_bytes, bytes) != header->checksum) {
+        cairn_member_refuse(member, header, CAIRN_ERR_CHECKSUM);
+        cairn_reply_end(reply);
+    } else {
+        begin(member, reply);
+    }
+    cairn_shard_job_settle(job);
+    cairn_shard_job_idle(job);
+}
+
+static void receive_box(struct cairn_member *member, struct cairn_reply *reply,
+                        struct cairn_fabric_message *message)
+{
+    if (cairn_fabric_receive(message, reply->box_bytes, sizeof reply->box_bytes, on_box, reply) ==
+        CAIRN_OK) {
+        cairn_shard_job_busy(reply->job);
+        return;
+    }
+    cairn_fabric_drop(message);
+    cairn_member_refuse(member, &reply->header, CAIRN_ERR_BUSY);
+    cairn_reply_end(reply);
+}
+
+void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                            struct cairn_fabric_message *message)
+{
+    struct cairn_shard_job *job = member->job;
+    struct cairn_reply *reply = cairn_reply_open(member, header);
+    if (reply == NULL) {
+        cairn_fabric_drop(message);
+        cairn_member_refuse(member, header, CAIRN_ERR_BUSY);
+        return;
+    }
+    if (message != NULL)
+        receive_box(member, reply, message);
+    else
+        begin(member, reply);
+    cairn_shard_job_settle(job);
+}
+
+void cairn_fetch_deferred(struct cairn_shard_job *job)
+{
+    struct cairn_reply *waiting = job->replies.deferred;
+    job->replies.deferred = NULL;
+    while (waiting != NULL) {
+        struct cairn_reply *reply = waiting;
+        waiting = reply->next;
+        struct cairn_member *member = cairn_member_find(job, reply->header.member);
+        if (member == NULL)
+            cairn_reply_end(reply);
+        else
+            answer(member, reply);
+    }
+    cairn_shard_job_settle(job);
+}
+
+/* The version may be one that cannot be asked for any more: the copy has it as long as this takes. */
+void cairn_fetch_brought(struct cairn_reply *reply, cairn_status status)
+{
+    const struct cairn_shard_job *job = reply->job;
+    struct cairn_member *member = cairn_member_find(job, reply->header.member);
+    const struct cairn_shard_view *view = reply->from->view;
+    const struct place place = { reply->from, view, reply->chunk,
+                                 cairn_shard_map_chunk(&view->table.map, reply->chunk) };
+    struct source source;
+    if (status == CAIRN_OK && job->state != CAIRN_JOB_SERVING) status = CAIRN_ERR_NOT_READY;
+    if (status == CAIRN_OK) status = judge_wire(job, &place, &source);
+    if (status == CAIRN_OK && member != NULL) {
+        send_data(member, reply, &source);
+        return;
+    }
+    if (member != NULL) cairn_member_refuse(member, &reply->header, CAIRN_ERR_NOT_READY);
+    cairn_reply_end(reply);
+}
+
+/* ==== bring ==== */
+
+/* Updates pass frozen tensors by, so these are always there. */
+bool cairn_bring_has(const struct cairn_published *copy, uint64_t chunk)
+{
+    const struct cairn_shard_view *view = copy->view;
+    return copy->on_host || !view->forms[view->table.extent_of[chunk]].trained ||
+           copy->brought[chunk] == CAIRN_BROUGHT;
+}
+
+bool cairn_bring_works(const struct cairn_shard_job *job)
+{
+    return job->replies.coming != NULL;
+}
+
+static struct cairn_reply *reply_of(const struct cairn_run *run)
+{
+    return (struct cairn_reply *)((char *)(uintptr_t)run - offsetof(struct cairn_reply, bring));
+}
+
+static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
+                     struct cairn_works *works)
+{
+    const struct cairn_reply *reply = reply_of(run);
+    (void)item, (void)stage;
+    cairn_published_fill(works, reply->from, reply->chunk);
+    return false;
+}
+
+/* Where it keeps no loop: of a chunk that is to be sent whole, and nobody looks for it before that. */
+static void conclude(struct cairn_run *run, uint32_t item, uint32_t thread)
+{
+    const struct cairn_reply *reply = reply_of(run);
+    const struct cairn_published *copy = reply->from;
+    (void)item, (void)thread;
+    if (reply->boxed) return;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&copy->view->table.map,
+                                                                 reply->chunk);
+    copy->checksums[reply->chunk] = cairn_chunk_checksum(
+        cairn_published_host_at(copy, reply->chunk, place.local_elem),
+        cairn_published_bytes(copy, reply->chunk));
+}
+
+/* One of those that wait for the chunk, which does not any more; NULL: there is none. */
+static struct cairn_reply *take_one(struct cairn_shard_job *job, const struct cairn_published *copy,
+                                    uint64_t chunk)
+{
+    struct cairn_reply **link = &job->replies.coming;
+    while (*link != NULL && ((*link)->from != copy || (*link)->chunk != chunk))
+        link = &(*link)->next;
+    struct cairn_reply *reply = *link;
+    if (reply != NULL) *link = reply->next;
+    return reply;
+}
+
+static void done(struct cairn_run *run)
+{
+    const struct cairn_reply *first = reply_of(run);
+    struct cairn_shard_job *job = first->job;
+    const struct cairn_published *copy = first->from;
+    const uint64_t chunk = first->chunk;
+    const cairn_status status = run->status;
+    struct cairn_reply *reply;
+    copy->brought[chunk] = status == CAIRN_OK ? CAIRN_BROUGHT : CAIRN_BROUGHT_NOT;
+    // A fetch only reads: that there is no room for it now harms nobody else.
+    if (status != CAIRN_ERR_NO_MEMORY) (void)cairn_shard_job_run_failed(job, run);
+    while ((reply = take_one(job, copy, chunk)) != NULL) cairn_fetch_brought(reply, status);
+    cairn_published_return(job, copy); // what is sent out of it is lent by now
+    cairn_shard_job_settle(job);
+    cairn_shard_job_idle(job);
+}
+
+void cairn_bring(struct cairn_reply *reply, const struct cairn_published *copy, uint64_t chunk)
+{
+    struct cairn_shard_job *job = reply->job;
+    assert(!cairn_bring_has(copy, chunk) && copy->device.base != NULL);
+    reply->from = copy;
+    reply->chunk = chunk;
+    reply->next = job->replies.coming;
+    job->replies.coming = reply;
+    if (copy->brought[chunk] == CAIRN_BROUGHT_COMING) return;
+    copy->brought[chunk] = MUTANT(1) ? CAIRN_BROUGHT : CAIRN_BROUGHT_COMING;
+    reply->bring = (struct cairn_run) {
+        .compute = job->compute,
+        .item_count = 1,
+        .describe = describe,
+        .conclude = conclude,
+        .done = done,
+    };
+    cairn_published_lend(job, copy);
+    cairn_shard_job_busy(job);
+    cairn_compute_submit(&reply->bring);
+}
+
+void cairn_bring_drop(struct cairn_shard_job *job)
+{
+    while (job->replies.coming != NULL) {
+        struct cairn_reply *reply = job->replies.coming;
+        job->replies.coming = reply->next;
+        cairn_reply_end(reply);
+    }
+}

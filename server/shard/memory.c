@@ -1,0 +1,752 @@
+#include "server/shard/memory.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "proto/base/machine.h"
+#include "server/shard/shard.h"
+
+/* ==== arena ==== */
+
+/* A segment that members of this host may map. */
+struct cairn_arena_shown {
+    struct cairn_fabric_region *region; /* owned */
+    int fd;                             /* owned: the region's; -1: of a card */
+};
+
+static void is_of_home(struct cairn_arena *arena)
+{
+    arena->base = arena->memory.base;
+    arena->bytes = (size_t)arena->memory.bytes;
+}
+
+static cairn_status open_room(const char *label, uint64_t bytes, uint64_t room_bytes, bool shared,
+                              struct cairn_arena *arena_out, struct cairn_sentence *why)
+{
+    struct cairn_arena arena = CAIRN_ARENA_NONE;
+    const cairn_status status = cairn_home_memory_open_room(label, bytes, room_bytes, shared,
+                                                            &arena.memory, why);
+    if (status != CAIRN_OK) return status;
+    is_of_home(&arena);
+    *arena_out = arena;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_arena_open_state(const char *label, uint64_t bytes, uint64_t room_bytes,
+                                    enum cairn_update_stream stream, struct cairn_arena *arena_out,
+                                    struct cairn_sentence *why)
+{
+    const size_t begin = cairn_stagger_begin(stream);
+    const uint64_t all = bytes == 0 ? 0 : bytes + begin;
+    const cairn_status status = open_room(label, all, room_bytes + begin, false, arena_out, why);
+    if (status != CAIRN_OK || bytes == 0) return status;
+    arena_out->base += begin;
+    arena_out->begin = begin;
+    arena_out->bytes = (size_t)bytes;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_arena_open_shared_room(const char *label, uint64_t bytes, uint64_t room_bytes,
+                                          struct cairn_arena *arena_out, struct cairn_sentence *why)
+{
+    return open_room(label, bytes, room_bytes, true, arena_out, why);
+}
+
+static void unpin(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+{
+    if (arena->pins_for != NULL) cairn_home_unpin(arena->pins_for, arena->base + from, bytes);
+}
+
+cairn_status cairn_arena_resize(struct cairn_arena *arena, const char *label, uint64_t bytes,
+                                struct cairn_sentence *why)
+{
+    const uint64_t stays = bytes < arena->bytes ? bytes : arena->bytes;
+    struct cairn_sentence unpinned;
+    assert(arena->shown == NULL && bytes > 0);
+    assert(arena->pins_for == NULL || arena->begin == 0);
+    unpin(arena, stays, arena->bytes - stays);
+    const cairn_status status = cairn_home_memory_resize(&arena->memory, label,
+                                                         bytes + arena->begin, why);
+    if (status == CAIRN_OK) arena->bytes = (size_t)bytes;
+    // The last segment soon has other bytes: it is not pinned before others follow it.
+    for (uint64_t at = stays / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
+         at + CAIRN_SEGMENT_BYTES <= arena->bytes; at += CAIRN_SEGMENT_BYTES)
+        if (cairn_arena_pin(arena, at, CAIRN_SEGMENT_BYTES, &unpinned) != CAIRN_OK) break;
+    return status;
+}
+
+cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
+                                      struct cairn_arena *arena_out, struct cairn_sentence *why)
+{
+    if (bytes == 0) {
+        *arena_out = CAIRN_ARENA_NONE;
+        return CAIRN_OK;
+    }
+    uint8_t *map = cairn_pages_map((size_t)bytes, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+    if (map == MAP_FAILED)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot map %llu bytes for %s: %s",
+                          (unsigned long long)bytes, label, strerror(errno));
+    madvise(map, (size_t)bytes, MADV_HUGEPAGE); // a third faster; segments: cairn_arena_take
+    *arena_out = (struct cairn_arena) { .base = map, .bytes = (size_t)bytes };
+    return CAIRN_OK;
+}
+
+cairn_status cairn_arena_open_home(struct cairn_home *home, const char *label, uint64_t bytes,
+                                   struct cairn_arena *arena_out, struct cairn_sentence *why)
+{
+    struct cairn_arena arena = CAIRN_ARENA_NONE;
+    const cairn_status status = cairn_home_memory_open(home, label, bytes, &arena.memory, why);
+    if (status != CAIRN_OK) return status;
+    is_of_home(&arena);
+    *arena_out = arena;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_arena_open_shared(struct cairn_home *home, const char *label, uint64_t bytes,
+                                     struct cairn_arena *arena_out, struct cairn_sentence *why)
+{
+    struct cairn_arena arena = CAIRN_ARENA_NONE;
+    const cairn_status status = cairn_home_memory_open_exportable(home, label, bytes, &arena.memory,
+                                                                  why);
+    if (status != CAIRN_OK) return status;
+    is_of_home(&arena);
+    *arena_out = arena;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+{
+    uint8_t *const at = arena->base + from;
+    assert(from <= arena->bytes && bytes <= arena->bytes - from);
+    // Anonymous: large ones come as it is touched. Else small ones are made where there is no large one.
+    if (arena->memory.base != NULL) (void)cairn_pages_back(at, (size_t)bytes);
+    return cairn_pages_touch(at, (size_t)bytes) ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+void cairn_arena_pins_for(struct cairn_arena *arena, struct cairn_home *home)
+{
+    if (arena->base != NULL && !cairn_home_info(home)->is_host) arena->pins_for = home;
+}
+
+cairn_status cairn_arena_pin(const struct cairn_arena *arena, uint64_t from, uint64_t bytes,
+                             struct cairn_sentence *why)
+{
+    if (arena->pins_for == NULL) return CAIRN_OK;
+    assert(from <= arena->bytes && bytes <= arena->bytes - from);
+    return cairn_home_pin(arena->pins_for, arena->base + from, bytes, why);
+}
+
+void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+{
+    const uint64_t page = 4096, first = (from + page - 1) / page * page; // in use before `from`
+    assert(arena->memory.base == NULL && from <= arena->bytes && bytes <= arena->bytes - from);
+    if (first >= from + bytes) return;
+    unpin(arena, first, from + bytes - first); // or the device would go on with the old pages
+    madvise(arena->base + first, (size_t)(from + bytes - first), MADV_DONTNEED);
+}
+
+/* ---- what others map ---- */
+
+/* Segments that were shared before have their seals: they can be given once. */
+static bool seal(int fd)
+{
+    const int seals = fcntl(fd, F_GET_SEALS);
+    return (seals >= 0 && (seals & CAIRN_FABRIC_SEALS) == CAIRN_FABRIC_SEALS) ||
+           fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0;
+}
+
+/* A region of a card takes a descriptor of its own: an open one keeps the memory taken. */
+static cairn_status add_region(struct cairn_fabric *fabric, const struct cairn_home *home,
+                               const void *base, uint64_t bytes, struct cairn_arena_shown *shown,
+                               const void *note, size_t note_bytes)
+{
+    const struct cairn_home_info *info = cairn_home_info(home);
+    if (info->is_host)
+        return !seal(shown->fd) ? CAIRN_ERR_IO
+                                : cairn_fabric_region_add(fabric, base, (size_t)bytes, shown->fd,
+                                                          note, note_bytes, &shown->region);
+    const cairn_status status = cairn_fabric_region_add_device(
+        fabric, base, (size_t)bytes, shown->fd, info->uuid, note, note_bytes, &shown->region);
+    close(shown->fd);
+    shown->fd = -1;
+    return status;
+}
+
+static bool share_segment(struct cairn_arena *arena, uint64_t segment, struct cairn_fabric *fabric,
+                          const struct cairn_published_note *note)
+{
+    struct cairn_arena_shown *shown = &arena->shown[segment];
+    struct cairn_published_note own = { .magic = 0 };
+    struct cairn_sentence why;
+    uint64_t bytes;
+    if (cairn_home_memory_export(&arena->memory, segment, &shown->fd, &bytes, &why) != CAIRN_OK)
+        return false;
+    if (note != NULL) {
+        own = *note;
+        own.segment += (uint32_t)segment;
+    }
+    return add_region(fabric, arena->memory.home, arena->base + segment * CAIRN_SEGMENT_BYTES,
+                      bytes, shown, &own, note != NULL ? sizeof own : 0) == CAIRN_OK;
+}
+
+bool cairn_arena_share(struct cairn_arena *arena, struct cairn_fabric *fabric,
+                       const struct cairn_published_note *note)
+{
+    const uint64_t count = cairn_home_memory_segments(&arena->memory);
+    assert(arena->shown == NULL && arena->begin == 0);
+    if (count == 0) return true;
+    arena->shown = calloc((size_t)count, sizeof *arena->shown);
+    bool all = arena->shown != NULL;
+    for (uint64_t i = 0; all && i < count; i++) arena->shown[i].fd = -1;
+    for (uint64_t i = 0; all && i < count; i++) all = share_segment(arena, i, fabric, note);
+    if (!all) cairn_arena_unshare(arena, false);
+    return all;
+}
+
+void cairn_arena_show(const struct cairn_arena *arena, struct cairn_fabric_peer *peer)
+{
+    const uint64_t count = cairn_home_memory_segments(&arena->memory);
+    for (uint64_t i = 0; arena->shown != NULL && i < count; i++) {
+        if (arena->shown[i].region == NULL) continue;
+        const cairn_status status = cairn_fabric_region_show(arena->shown[i].region, peer);
+        (void)status; // it asks for what it does not see
+    }
+}
+
+static void unshare_segment(struct cairn_arena *arena, uint64_t segment, bool fabric_is_closed)
+{
+    struct cairn_arena_shown *shown = &arena->shown[segment];
+    if (!fabric_is_closed) cairn_fabric_region_drop(shown->region);
+    if (shown->fd >= 0) close(shown->fd);
+    *shown = (struct cairn_arena_shown) { .fd = -1 };
+}
+
+void cairn_arena_unshare(struct cairn_arena *arena, bool fabric_is_closed)
+{
+    const uint64_t count = cairn_home_memory_segments(&arena->memory);
+    for (uint64_t i = 0; arena->shown != NULL && i < count; i++)
+        unshare_segment(arena, i, fabric_is_closed);
+    free(arena->shown);
+    arena->shown = NULL;
+}
+
+/* ---- back ---- */
+
+void cairn_arena_give_segment(struct cairn_arena *arena, uint64_t segment)
+{
+    if (arena->shown != NULL) unshare_segment(arena, segment, false);
+    unpin(arena, segment * CAIRN_SEGMENT_BYTES, cairn_segment_bytes(arena->bytes, segment));
+    cairn_home_memory_give(&arena->memory, segment);
+}
+
+void cairn_arena_close(struct cairn_arena *arena)
+{
+    assert(arena->shown == NULL);
+    unpin(arena, 0, arena->bytes);
+    if (arena->base != NULL && arena->memory.base == NULL) munmap(arena->base, arena->bytes);
+    cairn_home_memory_close(&arena->memory);
+    *arena = CAIRN_ARENA_NONE;
+}
+
+/* ==== budget ==== */
+
+cairn_status cairn_budget_take(struct cairn_budget *budget, uint64_t bytes, const char *what,
+                               struct cairn_sentence *why)
+{
+    uint64_t left = budget->limit_bytes - budget->used_bytes;
+    if (bytes > left) {
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                          "%s needs %llu bytes, and %llu of memory.limit = %llu are left: raise "
+                          "memory.limit, or add shards",
+                          what, (unsigned long long)bytes, (unsigned long long)left,
+                          (unsigned long long)budget->limit_bytes);
+    }
+    budget->used_bytes += bytes;
+    return CAIRN_OK;
+}
+
+void cairn_budget_give(struct cairn_budget *budget, uint64_t bytes)
+{
+    assert(bytes <= budget->used_bytes);
+    budget->used_bytes -= bytes;
+}
+
+cairn_status cairn_shard_job_take(struct cairn_shard_job *job, uint64_t *kind, uint64_t bytes,
+                                  const char *what, struct cairn_sentence *why)
+{
+    const cairn_status status = cairn_budget_take(&job->shard->memory.budget, bytes, what, why);
+    if (status == CAIRN_OK) *kind += bytes;
+    return status;
+}
+
+void cairn_shard_job_give(struct cairn_shard_job *job, uint64_t *kind, uint64_t bytes)
+{
+    assert(bytes <= *kind);
+    cairn_budget_give(&job->shard->memory.budget, bytes);
+    *kind -= bytes;
+}
+
+/* ==== plane ==== */
+
+static const struct {
+    const char *label; /* in /proc */
+    enum cairn_update_stream stream;
+    bool is_state;
+} kinds[CAIRN_PLANES] = {
+    [CAIRN_PLANE_PARAM] = { "cairn-param", CAIRN_STREAM_PARAM, true },
+    [CAIRN_PLANE_EXP_AVG] = { "cairn-exp_avg", CAIRN_STREAM_EXP_AVG, true },
+    [CAIRN_PLANE_EXP_AVG_SQ] = { "cairn-exp_avg_sq", CAIRN_STREAM_EXP_AVG_SQ, true },
+    [CAIRN_PLANE_SUM] = { "cairn-acc", CAIRN_STREAM_SUM, false },
+};
+
+bool cairn_plane_is_state(int plane)
+{
+    return plane >= 0 && plane < CAIRN_PLANES && kinds[plane].is_state;
+}
+
+bool cairn_form_keeps(const struct cairn_form *form, enum cairn_plane plane)
+{
+    return (form->planes & 1u << plane) != 0;
+}
+
+bool cairn_form_stores(const struct cairn_form *form, int plane)
+{
+    return cairn_plane_is_state(plane) && cairn_form_keeps(form, (enum cairn_plane)plane);
+}
+
+cairn_dtype cairn_form_dtype(const struct cairn_form *form, enum cairn_plane plane)
+{
+    return cairn_plane_dtype((int)plane, form->master);
+}
+
+static size_t elem_bytes(const struct cairn_form *form, enum cairn_plane plane)
+{
+    return cairn_dtype_bytes((int)cairn_form_dtype(form, plane));
+}
+
+uint64_t cairn_form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems)
+{
+    return cairn_form_keeps(form, plane) ? elems * elem_bytes(form, plane) : 0;
+}
+
+/* ---- what is where ---- */
+
+#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
+
+uint64_t cairn_plane_place(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems,
+                           uint64_t *end_bytes)
+{
+    const uint64_t begin = *end_bytes;
+    *end_bytes += ALIGN_UP(cairn_form_bytes(form, plane, elems), CAIRN_PLANE_ALIGN);
+    return begin;
+}
+
+uint64_t cairn_extent_before(const struct cairn_local_extent *extent, uint64_t local_elem)
+{
+    if (local_elem <= extent->local_elem) return 0;
+    const uint64_t before = local_elem - extent->local_elem;
+    return before < extent->elem_count ? before : extent->elem_count;
+}
+
+/* The beginning of the chunk in which the fraction begins. */
+uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fraction)
+{
+    const uint64_t from = (uint64_t)((1 - host_fraction) * (double)map->elem_count);
+    if (host_fraction <= 0) return CAIRN_PLANES_ALL;
+    if (map->chunk_count == 0) return 0;
+    uint64_t low = 0, high = map->chunk_count; // the chunk is one of them
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (cairn_shard_map_chunk(map, middle).local_elem <= from)
+            low = middle;
+        else
+            high = middle;
+    }
+    return cairn_shard_map_chunk(map, low).local_elem;
+}
+
+uint64_t cairn_planes_device_end(const struct cairn_planes *planes)
+{
+    return planes->parked ? 0 : planes->host_from;
+}
+
+/* The bytes of a plane that the extents keep from local element `from` on. */
+static uint64_t bytes_kept(const struct cairn_planes *planes, enum cairn_plane plane, uint64_t from)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < planes->map->extent_count; i++) {
+        const struct cairn_local_extent *extent = &planes->map->extents[i];
+        bytes += cairn_form_bytes(&planes->forms[i], plane,
+                                  extent->elem_count - cairn_extent_before(extent, from));
+    }
+    return bytes;
+}
+
+uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes)
+{
+    uint64_t bytes = 0;
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
+        if (kinds[p].is_state) bytes += bytes_kept(planes, p, 0);
+    return bytes;
+}
+
+/* ---- open and close ---- */
+
+static uint64_t host_bytes(const struct cairn_planes *planes, enum cairn_plane plane, uint64_t from)
+{
+    return bytes_kept(planes, plane, from) == 0 ? 0 : planes->map->local_end * sizeof(float);
+}
+
+static cairn_status open_plane(struct cairn_planes *planes, enum cairn_plane plane, uint64_t bytes,
+                               struct cairn_sentence *why)
+{
+    return cairn_arena_open_state(kinds[plane].label, bytes, planes->room_elems * sizeof(float),
+                                  kinds[plane].stream, &planes->host[plane], why);
+}
+
+static cairn_status open_host(struct cairn_planes *planes, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+        status = open_plane(planes, p, host_bytes(planes, p, planes->host_from), why);
+    return status;
+}
+
+static struct cairn_planes of_nothing(const struct cairn_shard_map *map,
+                                      const struct cairn_form *forms, uint64_t host_from)
+{
+    struct cairn_planes planes = { .map = map, .forms = forms, .host_from = host_from };
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) planes.host[p] = CAIRN_ARENA_NONE;
+    return planes;
+}
+
+cairn_status cairn_planes_open(struct cairn_planes *planes, const struct cairn_shard_map *map,
+                               const struct cairn_form *forms, uint64_t host_from,
+                               uint64_t room_elems, struct cairn_sentence *why)
+{
+    *planes = of_nothing(map, forms, host_from);
+    planes->room_elems = room_elems;
+    return open_host(planes, why);
+}
+
+void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard)
+{
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_release(shard, &planes->host[p]);
+    cairn_areas_close(planes, shard);
+}
+
+cairn_status cairn_planes_reserve_elems(const struct cairn_planes *planes, enum cairn_plane plane,
+                                        const struct cairn_form *form, uint64_t first,
+                                        uint64_t local_elem, uint64_t elems,
+                                        struct cairn_reserve *reserve)
+{
+    if (!cairn_form_keeps(form, plane)) return CAIRN_OK;
+    return cairn_reserve_add(reserve, &planes->host[plane],
+                             first * sizeof(float) +
+                                 cairn_form_bytes(form, plane, local_elem - first),
+                             cairn_form_bytes(form, plane, elems));
+}
+
+static cairn_status reserve_plane(const struct cairn_planes *planes, enum cairn_plane plane,
+                                  struct cairn_reserve *reserve)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < planes->map->extent_count && status == CAIRN_OK; i++) {
+        const struct cairn_local_extent *extent = &planes->map->extents[i];
+        const uint64_t skipped = cairn_extent_before(extent, planes->host_from);
+        status = cairn_planes_reserve_elems(planes, plane, &planes->forms[i], extent->local_elem,
+                                            extent->local_elem + skipped,
+                                            extent->elem_count - skipped, reserve);
+    }
+    return status;
+}
+
+cairn_status cairn_planes_reserve(const struct cairn_planes *planes, struct cairn_reserve *reserve)
+{
+    cairn_status status = CAIRN_OK;
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+        if (planes->host[p].base != NULL) status = reserve_plane(planes, p, reserve);
+    return status;
+}
+
+/* ---- another map ---- */
+
+static bool is_kept(const struct cairn_shard_map *map, const struct cairn_form *forms,
+                    enum cairn_plane plane)
+{
+    size_t i = 0;
+    while (i < map->extent_count && !cairn_form_keeps(&forms[i], plane)) i++;
+    return i < map->extent_count;
+}
+
+cairn_status cairn_planes_grow(struct cairn_planes *planes, const struct cairn_shard_map *map,
+                               const struct cairn_form *forms, struct cairn_sentence *why)
+{
+    const uint64_t bytes = map->local_end * sizeof(float);
+    cairn_status status = CAIRN_OK;
+    assert(planes->host_from == 0);
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
+        if (planes->host[p].bytes >= bytes || !is_kept(map, forms, p)) continue;
+        status = planes->host[p].base == NULL
+                     ? open_plane(planes, p, bytes, why)
+                     : cairn_arena_resize(&planes->host[p], kinds[p].label, bytes, why);
+    }
+    return status;
+}
+
+/* ---- the elements ---- */
+
+void *cairn_planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
+                           enum cairn_plane plane, uint64_t first, uint64_t local_elem)
+{
+    if (!cairn_form_keeps(form, plane)) return NULL;
+    return planes->host[plane].base + first * sizeof(float) +
+           (local_elem - first) * elem_bytes(form, plane);
+}
+
+void *cairn_planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
+                           const struct cairn_area_place *place, enum cairn_plane plane,
+                           uint64_t first, uint64_t local_elem)
+{
+    if (local_elem >= planes->host_from)
+        return cairn_planes_host_at(planes, form, plane, first, local_elem);
+    if (!cairn_form_keeps(form, plane)) return NULL;
+    return place->area->arena.base + place->at[plane] +
+           (local_elem - first) * elem_bytes(form, plane);
+}
+
+void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
+                      uint64_t local_elem)
+{
+    const struct cairn_area_place *place = planes->places != NULL ? &planes->places[extent] : NULL;
+    return cairn_planes_home_at(planes, &planes->forms[extent], place, plane,
+                                planes->map->extents[extent].local_elem, local_elem);
+}
+
+uint64_t cairn_planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem)
+{
+    const struct cairn_local_extent *of = &planes->map->extents[extent];
+    const uint64_t end = of->local_elem + of->elem_count;
+    const bool is_cut = local_elem < planes->host_from && planes->host_from < end;
+    return (is_cut ? planes->host_from : end) - local_elem;
+}
+
+void cairn_planes_copy(struct cairn_works *works, const struct cairn_planes *to, size_t to_extent,
+                       uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,
+                       uint64_t from_elem, uint64_t elems)
+{
+    const struct cairn_form *form = &to->forms[to_extent];
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+        if (!cairn_form_stores(form, (int)p) || !cairn_form_keeps(&from->forms[from_extent], p))
+            continue;
+        cairn_works_copy(works, cairn_planes_at(to, p, to_extent, to_elem),
+                         cairn_planes_at(from, p, from_extent, from_elem),
+                         (size_t)elems * elem_bytes(form, p));
+    }
+}
+
+/* ==== area ==== */
+
+void cairn_area_unref(struct cairn_area *area)
+{
+    if (area == NULL || --area->refs > 0) return;
+    free(area->segments);
+    free(area);
+}
+
+cairn_status cairn_area_add(struct cairn_planes *planes, struct cairn_home *device, uint64_t bytes,
+                            struct cairn_area **area_out, struct cairn_sentence *why)
+{
+    struct cairn_area *area = calloc(1, sizeof *area);
+    if (area == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a list of memory");
+    area->refs = 1;
+    area->arena = area->to = CAIRN_ARENA_NONE;
+    area->segments = calloc((size_t)(bytes / CAIRN_SEGMENT_BYTES) + 1, sizeof *area->segments);
+    const cairn_status status =
+        area->segments == NULL
+            ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a list of memory")
+            : cairn_arena_open_home(device, "planes", bytes, &area->arena, why);
+    if (status != CAIRN_OK) {
+        cairn_area_unref(area);
+        return status;
+    }
+    area->next = planes->areas;
+    planes->areas = area;
+    *area_out = area;
+    return CAIRN_OK;
+}
+
+/* ---- what is left in them ---- */
+
+void cairn_areas_unmark(struct cairn_planes *planes)
+{
+    for (struct cairn_area *area = planes->areas; area != NULL; area = area->next)
+        for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
+            area->segments[s].in_use = false;
+}
+
+void cairn_place_mark(const struct cairn_area_place *place, const struct cairn_form *form,
+                      uint64_t elems)
+{
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES && place->area != NULL; p++) {
+        const uint64_t bytes = cairn_form_bytes(form, p, elems);
+        if (bytes == 0) continue;
+        const uint64_t last = (place->at[p] + bytes - 1) / CAIRN_SEGMENT_BYTES;
+        for (uint64_t s = place->at[p] / CAIRN_SEGMENT_BYTES; s <= last; s++)
+            place->area->segments[s].in_use = true;
+    }
+}
+
+static bool in_use(const struct cairn_area *area)
+{
+    uint64_t s = 0;
+    while (s < cairn_segments(area->arena.bytes) && !area->segments[s].in_use) s++;
+    return s < cairn_segments(area->arena.bytes);
+}
+
+static void give_unused(struct cairn_area *area)
+{
+    for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++) {
+        struct cairn_area_segment *segment = &area->segments[s];
+        if (!segment->in_use && !segment->is_gone) cairn_arena_give_segment(&area->arena, s);
+        segment->is_gone = segment->is_gone || !segment->in_use;
+    }
+}
+
+void cairn_areas_trim(struct cairn_planes *planes, struct cairn_shard *shard)
+{
+    for (struct cairn_area **link = &planes->areas; *link != NULL;) {
+        struct cairn_area *area = *link;
+        if (in_use(area)) {
+            give_unused(area);
+            link = &area->next;
+            continue;
+        }
+        *link = area->next;
+        cairn_release(shard, &area->arena);
+        cairn_area_unref(area);
+    }
+}
+
+void cairn_areas_give_gone(struct cairn_planes *planes)
+{
+    for (struct cairn_area *area = planes->areas; area != NULL; area = area->next)
+        for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
+            if (area->segments[s].is_gone) cairn_arena_give_segment(&area->arena, s);
+}
+
+uint64_t cairn_areas_bytes(const struct cairn_planes *planes)
+{
+    uint64_t bytes = 0;
+    for (const struct cairn_area *area = planes->areas; area != NULL; area = area->next)
+        for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
+            if (!area->segments[s].is_gone)
+                bytes += cairn_plane_units(cairn_segment_bytes(area->arena.bytes, s));
+    return bytes;
+}
+
+bool cairn_area_is_gone(const struct cairn_area *area, uint64_t at)
+{
+    return area->segments[at / CAIRN_SEGMENT_BYTES].is_gone;
+}
+
+void cairn_areas_close(struct cairn_planes *planes, struct cairn_shard *shard)
+{
+    while (planes->areas != NULL) {
+        struct cairn_area *area = planes->areas;
+        planes->areas = area->next;
+        if (shard != NULL) {
+            cairn_release(shard, &area->arena);
+            cairn_release(shard, &area->to);
+        }
+        cairn_arena_close(&area->arena);
+        cairn_arena_close(&area->to);
+        cairn_area_unref(area);
+    }
+}
+
+/* ==== taken ==== */
+
+void cairn_taken_open(struct cairn_taken *taken)
+{
+    *taken = (struct cairn_taken) { .list = NULL };
+    pthread_mutex_init(&taken->mutex, NULL);
+    pthread_cond_init(&taken->changed, NULL);
+}
+
+void cairn_taken_close(struct cairn_taken *taken)
+{
+    pthread_mutex_destroy(&taken->mutex);
+    pthread_cond_destroy(&taken->changed);
+    free(taken->list);
+}
+
+/* Takes out those that the span touches, which becomes all of them. */
+static void join(struct cairn_taken *taken, struct cairn_taken_span *span)
+{
+    for (size_t i = 0; i < taken->count;) {
+        const struct cairn_taken_span other = taken->list[i];
+        if (other.end < span->at || span->end < other.at) {
+            i++;
+            continue;
+        }
+        if (other.at < span->at) span->at = other.at;
+        if (other.end > span->end) span->end = other.end;
+        taken->list[i] = taken->list[--taken->count];
+    }
+}
+
+/* Without memory for one more it is not known of before the end. */
+static void add(struct cairn_taken *taken, struct cairn_taken_span span)
+{
+    join(taken, &span);
+    if (taken->count == taken->capacity) {
+        const size_t capacity = 2 * taken->capacity + 8;
+        struct cairn_taken_span *grown = realloc(taken->list, capacity * sizeof *grown);
+        if (grown == NULL) return;
+        taken->list = grown;
+        taken->capacity = capacity;
+    }
+    taken->list[taken->count++] = span;
+}
+
+void cairn_taken_add(struct cairn_taken *taken, const void *at, uint64_t bytes)
+{
+    pthread_mutex_lock(&taken->mutex);
+    add(taken, (struct cairn_taken_span) { (uintptr_t)at, (uintptr_t)at + bytes });
+    pthread_cond_broadcast(&taken->changed);
+    pthread_mutex_unlock(&taken->mutex);
+}
+
+void cairn_taken_end(struct cairn_taken *taken, bool all)
+{
+    pthread_mutex_lock(&taken->mutex);
+    if (!taken->is_over) taken->all = all;
+    taken->is_over = true;
+    pthread_cond_broadcast(&taken->changed);
+    pthread_mutex_unlock(&taken->mutex);
+}
+
+static bool has(const struct cairn_taken *taken, uintptr_t at, uintptr_t end)
+{
+    for (size_t i = 0; i < taken->count; i++)
+        if (taken->list[i].at <= at && end <= taken->list[i].end) return true;
+    return false;
+}
+
+bool cairn_taken_await(struct cairn_taken *taken, const void *at, uint64_t bytes)
+{
+    const uintptr_t first = (uintptr_t)at;
+    pthread_mutex_lock(&taken->mutex);
+    while (!taken->is_over && !has(taken, first, first + bytes))
+        pthread_cond_wait(&taken->changed, &taken->mutex);
+    const bool is_there = taken->is_over ? taken->all : true;
+    pthread_mutex_unlock(&taken->mutex);
+    return is_there;
+}

@@ -1,0 +1,206 @@
+#include "server/shard/need.h"
+
+#include "gpu/kernel/list.h"
+#include "proto/fabric/backend.h"
+#include "proto/geometry/layout.h"
+#include "proto/spec/spec.h"
+#include "server/core/decision.h"
+#include "server/shard/shard.h"
+
+#define SMALL_SLOTS     64
+#define SMALL_SLOTS_ALL 16384 /* of all workers that there may be */
+#define PLACES_ALL      16384 /* the same, of what is read where it lies */
+#define LIST_WARPS      2048  /* in one list they keep a large card at work */
+
+#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
+
+uint64_t cairn_memory_sum(const struct cairn_memory *m)
+{
+    return m->state + m->published + m->landing + m->staging + m->tables;
+}
+
+/* ---- the extents ---- */
+
+static cairn_status judge_form(const struct cairn_job_spec_data *spec, size_t number,
+                               struct cairn_form *form, struct cairn_sentence *why)
+{
+    const struct cairn_tensor_spec *tensor = &spec->tensors[number];
+    *form = (struct cairn_form) { .trained = tensor->kind == CAIRN_TRAINED,
+                                  .wire = tensor->wire,
+                                  .master = tensor->master,
+                                  .planes = cairn_spec_planes(spec, number) };
+    if (!cairn_wire_dtype_ok((int)tensor->wire) && tensor->wire != tensor->master) {
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "tensor %s: wire dtype %s", tensor->name,
+                          cairn_dtype_name((int)tensor->wire));
+    }
+    if (!form->trained) return CAIRN_OK;
+    form->group = (uint32_t)cairn_spec_find_group(spec, tensor->group);
+    form->planes |= 1u << CAIRN_PLANE_SUM;
+    return CAIRN_OK;
+}
+
+/* Its part on a device: device_bytes [CAIRN_PLANES] so far. The rest: state. */
+static void add_planes(const struct cairn_local_extent *extent, const struct cairn_form *form,
+                       struct cairn_need *need, uint64_t *device_bytes)
+{
+    const uint64_t before = cairn_extent_before(extent, need->host_from);
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+        (void)cairn_plane_place(form, p, before, &device_bytes[p]);
+        need->memory.state += cairn_form_bytes(form, p, extent->elem_count - before);
+    }
+}
+
+/* Beside its window a worker may have so many small chunks in flight: all that the job has, since each takes
+ * little memory, and each window full of them a round trip; fewer where there may be very many workers. */
+static uint32_t small_slots(const struct cairn_job_spec_data *spec, uint32_t member_max)
+{
+    uint32_t most = SMALL_SLOTS, count = 0;
+    if (member_max > SMALL_SLOTS_ALL / most) most = SMALL_SLOTS_ALL / member_max;
+    if (most > CAIRN_SPEC_WINDOW_MAX - spec->window) most = CAIRN_SPEC_WINDOW_MAX - spec->window;
+    for (size_t t = 0; t < spec->tensor_count && count < most; t++) {
+        const uint64_t elems = cairn_geometry_of(&spec->tensors[t].shape).elems;
+        count += spec->tensors[t].kind == CAIRN_TRAINED &&
+                 elems * sizeof(float) <= CAIRN_CHUNK_SMALL;
+    }
+    return count;
+}
+
+/* The least number of chunks that the job has in any layout: re-shardings may cut it into more. */
+static uint64_t count_chunks(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves)
+{
+    uint64_t count = 0;
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        const struct cairn_geometry geometry = cairn_geometry_of(&spec->tensors[t].shape);
+        if (spec->tensors[t].kind == CAIRN_TRAINED)
+            count += (geometry.leaf_count - 1) / chunk_leaves + 1;
+    }
+    return count;
+}
+
+/* Returns how many chunks that are read where they lie a worker of this host may have in flight beside its
+ * landing slots. They take no memory here, and a card does in one list what is there by then: a list of a
+ * few chunks leaves most of it idle. At most all that the job has; fewer where there may be very many
+ * workers, since each slot takes room in tables. */
+static uint32_t places(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves,
+                       uint32_t member_max, uint32_t landing)
+{
+    const uint64_t warps = (chunk_leaves + CAIRN_PIECE_LEAVES - 1) / CAIRN_PIECE_LEAVES;
+    const uint64_t limits[] = { LIST_WARPS / warps, count_chunks(spec, chunk_leaves),
+                                PLACES_ALL / (member_max > 0 ? member_max : 1),
+                                CAIRN_SPEC_WINDOW_MAX - landing };
+    uint64_t most = limits[0];
+    for (size_t i = 1; i < sizeof limits / sizeof *limits; i++)
+        if (limits[i] < most) most = limits[i];
+    return (uint32_t)most;
+}
+
+/* The elements of the largest chunk that any layout can give a shard. A shard with room for such a
+ * chunk can go on whichever layout comes. */
+static uint64_t largest_chunk(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves)
+{
+    const uint64_t most = (uint64_t)chunk_leaves * CAIRN_LEAF_ELEMS;
+    uint64_t largest = 0;
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        const uint64_t elems = cairn_geometry_of(&spec->tensors[t].shape).elems;
+        if (elems > largest) largest = elems;
+    }
+    return largest < most ? largest : most;
+}
+
+static void add_extent(const struct cairn_shard_map *map, size_t number, struct cairn_form *form,
+                       struct cairn_need *need, uint64_t *device_bytes)
+{
+    const struct cairn_local_extent *extent = &map->extents[number];
+    form->wire_byte = cairn_published_place(map, number, cairn_dtype_bytes((int)form->wire),
+                                            &need->wire_bytes);
+    add_planes(extent, form, need, device_bytes);
+    if (form->trained) need->step.chunk_count += (uint32_t)extent->chunk_count;
+}
+
+static void make_room(const struct cairn_job_spec_data *spec, struct cairn_need *need)
+{
+    if (need->host_from != 0 && need->host_from != CAIRN_PLANES_ALL) return; // it stays as it is
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        const uint64_t elems = cairn_geometry_of(&spec->tensors[t].shape).elems;
+        if (need->host_from == 0) need->room_elems += 2 * elems;
+        need->room_wire_bytes += 2 * elems * cairn_dtype_bytes((int)spec->tensors[t].wire);
+    }
+    need->room_wire_bytes += CAIRN_SEGMENT_BYTES; // extents of whole tensors stand at 64 bytes
+}
+
+/* ---- the bytes ---- */
+
+static uint64_t table_bytes(const struct cairn_need *need, const struct cairn_shard_map *map)
+{
+    const uint64_t grad_chunks = need->step.chunk_count;
+    const uint64_t folds = need->slot_count < grad_chunks ? need->slot_count : grad_chunks;
+    return cairn_step_bytes(&need->step) + need->slot_count * sizeof(struct cairn_slot) +
+           folds * sizeof(struct cairn_fold) +
+           cairn_step_actions_max(&need->step) * sizeof(struct cairn_step_action) +
+           map->chunk_count * 32 + map->extent_count * 128 +
+           need->step.member_max * CAIRN_STEP_HOLDS_BYTES(grad_chunks) +
+           grad_chunks * (sizeof(struct cairn_sums) + sizeof(bool));
+}
+
+static void size(struct cairn_need *need, const struct cairn_shard_map *map,
+                 uint64_t chunk_elems_max)
+{
+    const struct cairn_step_config *step = &need->step;
+    need->slot_count = step->member_max * step->window;
+    const uint32_t window = step->window - step->small - step->in_place;
+    const uint32_t large = step->member_max * window;
+    need->put_max = large < CAIRN_SHARD_PUTS_MAX ? large : CAIRN_SHARD_PUTS_MAX;
+    need->reply_bytes = (size_t)chunk_elems_max * sizeof(float);
+    // Contributions to one chunk are folded side by side.
+    need->slot_bytes = ALIGN_UP(need->reply_bytes, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
+    const size_t small = ALIGN_UP(CAIRN_CHUNK_SMALL, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
+    need->small_bytes = small < need->slot_bytes ? small : need->slot_bytes;
+    need->put_bytes = need->slot_bytes + (size_t)ALIGN_UP(CAIRN_BOX_BYTES_MAX, 4096u);
+    need->landing_bytes = (uint64_t)window * need->slot_bytes +
+                          (uint64_t)step->small * need->small_bytes;
+    need->worker_staging_bytes = cairn_reply_bytes(need->reply_bytes);
+    need->memory = (struct cairn_memory) {
+        .state = need->memory.state,
+        .device = need->memory.device,
+        .published = 2 * (CAIRN_PUBLISHED_PAGE_BYTES + need->wire_bytes),
+        .staging = (uint64_t)need->put_max * need->put_bytes,
+        .tables = table_bytes(need, map),
+    };
+}
+
+cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
+                           const struct cairn_shard_map *map, uint32_t member_max, bool has_device,
+                           struct cairn_form *forms_out, struct cairn_need *need_out,
+                           struct cairn_sentence *why)
+{
+    uint64_t device_bytes[CAIRN_PLANES] = { 0 };
+    const uint32_t small = small_slots(spec, member_max);
+    const uint32_t in_place = places(spec, map->chunk_leaves, member_max, spec->window + small);
+    struct cairn_need need = {
+        .host_from = has_device ? cairn_planes_cut(map, spec->offload_fraction) : 0,
+        .step = { .window = spec->window + small + in_place,
+                  .small = small,
+                  .in_place = in_place,
+                  .member_max = member_max,
+                  .payload_bytes_max = CAIRN_PAYLOAD_MAX(spec->group_count, spec->tensor_count,
+                                                         spec->client_state_max) },
+    };
+    for (size_t i = 0; i < map->extent_count; i++) {
+        struct cairn_form one, *form = forms_out != NULL ? &forms_out[i] : &one;
+        cairn_status status = judge_form(spec, map->extents[i].tensor, form, why);
+        if (status != CAIRN_OK) return status;
+        add_extent(map, i, form, &need, device_bytes);
+    }
+    if (cairn_step_bytes(&need.step) == 0 || member_max > CAIRN_SPEC_WORKERS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
+                          member_max, spec->window);
+    }
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) need.memory.device += device_bytes[p];
+    need.memory.device = cairn_plane_units(need.memory.device);
+    if (need.host_from == CAIRN_PLANES_ALL)
+        need.memory.device += 2 * cairn_plane_units(need.wire_bytes);
+    make_room(spec, &need);
+    size(&need, map, largest_chunk(spec, map->chunk_leaves));
+    *need_out = need;
+    return CAIRN_OK;
+}

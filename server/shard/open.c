@@ -1,0 +1,754 @@
+/* A job on this shard as a whole: judged, sized, reserved, and freed. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/geometry/layout.h"
+#include "proto/plan/plan.h"
+#include "server/shard/jobs.h"
+#include "server/shard/memory.h"
+#include "server/shard/part.h"
+#include "server/shard/read.h"
+#include "server/shard/relay.h"
+#include "server/shard/shard.h"
+#include "server/shard/state.h"
+
+/* ---- what it is ---- */
+
+uint32_t cairn_shard_job_folds_wanted(const struct cairn_shard_job *job,
+                                      const struct cairn_shard_map *map, uint64_t host_from)
+{
+    uint32_t wanted = 0;
+    if (host_from > 0) wanted += cairn_compute_items_wanted(&job->shard->device);
+    if (host_from < map->elem_count || wanted == 0)
+        wanted += cairn_compute_items_wanted(&job->shard->host);
+    return wanted;
+}
+
+cairn_status cairn_shard_job_layout(const struct cairn_shard_job *job,
+                                    const struct cairn_paged *bytes,
+                                    struct cairn_layout **layout_out, struct cairn_sentence *why)
+{
+    const cairn_status status = cairn_plan_job_decode(&job->spec, bytes->bytes, bytes->have_bytes,
+                                                      layout_out);
+    if (status != CAIRN_OK) {
+        return cairn_fail(why, status, "the layout of %zu bytes does not fit the job's tensors: %s",
+                          bytes->have_bytes, cairn_status_text((int)status));
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status decode(struct cairn_shard_job *job, const Cairn__JobCreate *message,
+                           const struct cairn_paged *spec, const struct cairn_paged *layout,
+                           struct cairn_need *need, struct cairn_sentence *why)
+{
+    struct cairn_layout *decoded = NULL;
+    cairn_status status = cairn_spec_unpack(spec->bytes, spec->have_bytes, cairn_optimizer_names(),
+                                            &job->spec, why);
+    if (status != CAIRN_OK) return status;
+    job->terms.revision = job->spec.revision;
+    status = cairn_shard_job_layout(job, layout, &decoded, why);
+    if (status != CAIRN_OK) return status;
+    return cairn_shard_view_open(job, decoded, message->shard_index, message->member_max,
+                                 &job->view, need, why);
+}
+
+static void say_offload(const struct cairn_shard_job *job, const struct cairn_need *need)
+{
+    if (job->spec.offload_fraction <= 0) return;
+    if (job->shard->device.home == NULL)
+        cairn_log_info(
+            "job %s: offload_fraction %g means nothing here: all state lies in host memory",
+            job->spec.name, job->spec.offload_fraction);
+    else
+        cairn_log_info("job %s: offload_fraction %g: %llu of %llu elements lie in host memory",
+                       job->spec.name, job->spec.offload_fraction,
+                       (unsigned long long)(job->view->table.map.elem_count - need->host_from),
+                       (unsigned long long)job->view->table.map.elem_count);
+}
+
+static void set_sizes(struct cairn_shard_job *job, struct cairn_need *need)
+{
+    if (need->host_from > 0) job->compute = &job->shard->device;
+    say_offload(job, need);
+    need->step.folds_wanted = cairn_shard_job_folds_wanted(job, &job->view->table.map,
+                                                           need->host_from);
+    job->landing.window = need->step.window;
+    job->landing.small = need->step.small;
+    job->landing.in_place = need->step.in_place;
+    job->landing.slot_bytes = need->slot_bytes;
+    job->landing.small_bytes = need->small_bytes;
+    job->puts.max = need->put_max;
+    job->puts.bytes = need->put_bytes;
+    job->replies.bytes = need->reply_bytes;
+}
+
+static cairn_status make_tables(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    job->puts.have = calloc((size_t)job->view->table.map.chunk_count + 1, 1);
+    if (job->puts.have == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the chunks of a job");
+    return cairn_shard_view_number(job->view, &job->spec, why);
+}
+
+/* ---- reserving ---- */
+
+/* The least that the budget must have: the job's own memory, and what the workers add without whom
+ * no round opens. */
+static uint64_t least_bytes(const struct cairn_shard_job *job, const struct cairn_need *need)
+{
+    return cairn_memory_sum(&need->memory) +
+           job->spec.workers_min * (need->landing_bytes + need->worker_staging_bytes);
+}
+
+/* With chunks of half as many leaves, and so on, until it fits: there are more of them, and with them more of
+ * the rest. 0: it never does. */
+static uint32_t leaves_that_fit(const struct cairn_shard_job *job, const struct cairn_need *need,
+                                uint64_t room)
+{
+    const struct cairn_memory *memory = &need->memory;
+    const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
+    // The last leaf may be a part of one.
+    const uint64_t now = (job->replies.bytes - 1) / leaf_bytes + 1;
+    const uint64_t replies = job->spec.workers_min;
+    const uint64_t chunks = replies * (job->spec.window + 1) + job->puts.max;
+    const uint64_t small = replies * job->landing.small * (uint64_t)job->landing.small_bytes;
+    const uint64_t boxes = job->puts.max * (uint64_t)(job->puts.bytes - job->landing.slot_bytes) +
+                           small + chunks * CAIRN_STAGGER_BYTES + replies * cairn_reply_bytes(0);
+    for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
+        if (memory->state + memory->published + boxes + chunks * leaves * leaf_bytes +
+                memory->tables * ((now - 1) / leaves + 1) <=
+            room)
+            return (uint32_t)leaves;
+    return 0;
+}
+
+static uint32_t window_that_fits(const struct cairn_shard_job *job, const struct cairn_need *need,
+                                 uint64_t room)
+{
+    const uint64_t per_window = (uint64_t)job->spec.workers_min * job->landing.slot_bytes;
+    for (uint32_t window = job->spec.window / 2; window > 0; window /= 2)
+        if (least_bytes(job, need) - per_window * (job->spec.window - window) <= room)
+            return window;
+    return 0;
+}
+
+/* How the job would fit into the room there is, if its chunks in flight are what is too much. */
+static void advise(const struct cairn_shard_job *job, const struct cairn_need *need,
+                   struct cairn_sentence *why)
+{
+    const uint64_t room = job->shard->memory.budget.limit_bytes -
+                          job->shard->memory.budget.used_bytes;
+    const uint32_t leaves = leaves_that_fit(job, need, room);
+    const uint32_t window = window_that_fits(job, need, room);
+    if (leaves > 0)
+        cairn_sentence_add(why, "; it fits with chunk_leaves %u (now %u)", leaves,
+                           job->spec.chunk_leaves);
+    if (window > 0)
+        cairn_sentence_add(why, "%s window %u (now %u)", leaves > 0 ? ", or" : "; it fits with",
+                           window, job->spec.window);
+}
+
+/* Others may take it meanwhile: then it is missing when the planes are made. */
+cairn_status cairn_shard_job_judge_device(const struct cairn_shard_job *job, uint64_t device_bytes,
+                                          uint64_t host_bytes, struct cairn_sentence *why)
+{
+    if (device_bytes == 0) return CAIRN_OK;
+    struct cairn_home *home = job->shard->device.home;
+    const uint64_t free_bytes = cairn_home_free_bytes(home);
+    const uint64_t staging = cairn_compute_staging_left(&job->shard->device);
+    struct cairn_home_memory probe = { 0 };
+    if (device_bytes <= free_bytes && staging <= free_bytes - device_bytes) return CAIRN_OK;
+    const cairn_status status = cairn_home_memory_open(home, "probe", 1, &probe, why);
+    cairn_home_memory_close(&probe);
+    if (status == CAIRN_ERR_IO)
+        return status; // nothing is free on a device that has failed: it says why
+    return cairn_fail(
+        why, CAIRN_ERR_NO_MEMORY,
+        "job %s needs %llu bytes of %s for its state here, and streams %llu for staging; %llu of "
+        "its %llu are free; and %llu bytes of host memory, of which %llu of memory.limit are free",
+        job->spec.name, (unsigned long long)device_bytes, cairn_home_info(home)->device,
+        (unsigned long long)staging, (unsigned long long)free_bytes,
+        (unsigned long long)cairn_home_info(home)->total_bytes, (unsigned long long)host_bytes,
+        (unsigned long long)(job->shard->memory.budget.limit_bytes -
+                             job->shard->memory.budget.used_bytes));
+}
+
+/* Takes the job's own memory from the budget; what workers add is taken as they join (reserve.c). A
+ * job that could never open a round is refused here already. */
+static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_need *need,
+                                struct cairn_sentence *why)
+{
+    struct cairn_budget *budget = &job->shard->memory.budget;
+    const uint64_t bytes = cairn_memory_sum(&need->memory);
+    char what[CAIRN_NAME_MAX + 200];
+    snprintf(
+        what, sizeof what,
+        "job %s (%llu elements here: state %llu bytes%s, published %llu, landing %u x %zu bytes "
+        "and a reply each for %u worker%s)",
+        job->spec.name, (unsigned long long)job->view->table.map.elem_count,
+        (unsigned long long)(need->memory.state + need->memory.device),
+        need->memory.device > 0 ? " on its device" : "", (unsigned long long)need->memory.published,
+        job->spec.workers_min * job->spec.window, job->landing.slot_bytes, job->spec.workers_min,
+        job->spec.workers_min == 1 ? "" : "s");
+    cairn_status status = cairn_budget_take(budget, least_bytes(job, need), what, why);
+    if (status == CAIRN_OK) {
+        cairn_budget_give(budget, least_bytes(job, need) - bytes);
+        job->memory = need->memory;
+    } else {
+        advise(job, need, why);
+    }
+    return status;
+}
+
+static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_need *need,
+                                struct cairn_sentence *why)
+{
+    cairn_status status = cairn_planes_open(&job->planes, &job->view->table.map, job->view->forms,
+                                            need->host_from, need->room_elems, why);
+    job->versions.room_bytes = need->room_wire_bytes;
+    if (status != CAIRN_OK) return status;
+    status = cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
+                                      &job->puts.arena, why);
+    if (status != CAIRN_OK) return status;
+    return cairn_arena_open_scratch("landing", cairn_landing_at(&job->landing, need->slot_count),
+                                    &job->landing.arena, why);
+}
+
+/* Opens the memory that only the loop thread may open: that of the device, and that which the
+ * fabric shows. */
+static cairn_status open_shown(struct cairn_shard_job *job, const struct cairn_need *need,
+                               struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    if (need->host_from > 0) status = cairn_compute_begin(&job->shard->device, why);
+    if (status == CAIRN_OK && need->host_from > 0)
+        status = cairn_shard_view_place(job, job->view, NULL, why);
+    job->planes.places = job->view->places;
+    return status == CAIRN_OK ? cairn_published_open(job, why) : status;
+}
+
+uint64_t cairn_shard_job_device_bytes(const struct cairn_shard_job *job, bool all)
+{
+    return cairn_areas_bytes(&job->planes) + cairn_published_device_bytes(job, all);
+}
+
+/* Has the arenas pinned that a device copies in every round, or once for every chunk. A device does
+ * not touch planes that lie in host memory. */
+static void pin_arenas(struct cairn_shard_job *job)
+{
+    struct cairn_arena *arenas[] = { &job->landing.arena, &job->puts.arena };
+    for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++)
+        cairn_arena_pins_for(arenas[i], job->compute->home);
+}
+
+/* The small arrays of a round. */
+static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    cairn_status status = cairn_pass_open(job, &job->view->table);
+    if (status == CAIRN_OK) status = cairn_tiles_open(job, &job->view->table);
+    if (status == CAIRN_OK) status = cairn_frozen_init(&job->frozen, &job->spec);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
+}
+
+/* ---- freed ---- */
+
+/* Frees the tables that no loop, fabric or budget has to do with. On another thread, since freeing
+ * a million tensors takes a quarter of a second. */
+static void free_tables(void *arg)
+{
+    struct cairn_shard_job *job = arg;
+    cairn_collector_close(&job->collector);
+    free(job->pass.actions.list);
+    cairn_pass_close(job);
+    free(job->puts.have);
+    cairn_frozen_release(&job->frozen);
+    cairn_shard_view_unref(job->view);
+    cairn_paged_release(&job->terms.amended);
+    cairn_spec_release(&job->spec);
+    free(job);
+}
+
+/* The job is in no list. Its memory is there until it is unmapped; then `request`, if it is one, is
+ * answered. */
+static void free_body(struct cairn_shard_job *job, const struct cairn_request *request)
+{
+    struct cairn_shard *shard = job->shard;
+    cairn_tiles_close(job);
+    cairn_collector_leave(&job->collector);
+    cairn_planes_release(&job->planes, shard);
+    cairn_release(shard, &job->landing.arena);
+    cairn_release(shard, &job->puts.arena);
+    cairn_published_close(job);
+    const uint64_t bytes = cairn_memory_sum(&job->memory);
+    cairn_release_by(shard, free_tables, job);
+    cairn_release_bytes(shard, bytes, request);
+}
+
+/* ---- the draft ---- */
+
+/* The job is in no list. */
+struct cairn_shard_draft {
+    struct cairn_shard_job *job; /* owned */
+    struct cairn_need need;
+    bool is_made;
+};
+
+static struct cairn_shard_job *new_job(struct cairn_shard *shard, const Cairn__JobCreate *message)
+{
+    struct cairn_shard_job *job = calloc(1, sizeof *job);
+    if (job == NULL) return NULL;
+    job->shard = shard;
+    job->compute = &shard->host;
+    job->number = message->job;
+    job->generation = message->generation;
+    job->base_step = message->step;
+    job->staged = message->extend;
+    job->state = CAIRN_JOB_INITIALIZING;
+    job->landing.arena = job->puts.arena = CAIRN_ARENA_NONE;
+    cairn_taken_open(&job->load.taken);
+    job->versions.writing = CAIRN_PUBLISHED_NONE;
+    cairn_spec_init(&job->spec);
+    return job;
+}
+
+cairn_status cairn_shard_draft_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
+                                    const struct cairn_paged *spec,
+                                    const struct cairn_paged *layout,
+                                    struct cairn_shard_draft **draft_out,
+                                    struct cairn_sentence *why)
+{
+    struct cairn_shard_draft *draft = calloc(1, sizeof *draft);
+    struct cairn_shard_job *job = draft != NULL ? new_job(shard, message) : NULL;
+    if (job == NULL) {
+        free(draft);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+    }
+    cairn_leaf_hash(spec->bytes, spec->have_bytes, &job->terms.digest);
+    const cairn_status status = decode(job, message, spec, layout, &draft->need, why);
+    if (status != CAIRN_OK) {
+        free_tables(job);
+        free(draft);
+        return status;
+    }
+    draft->job = job;
+    *draft_out = draft;
+    return CAIRN_OK;
+}
+
+void cairn_shard_draft_close(struct cairn_shard_draft *draft)
+{
+    free_body(draft->job, NULL);
+    free(draft);
+}
+
+bool cairn_shard_draft_has_layout(const struct cairn_shard_draft *draft,
+                                  const struct cairn_layout *layout)
+{
+    return memcmp(draft->job->view->layout->hash, layout->hash, CAIRN_LAYOUT_HASH_BYTES) == 0;
+}
+
+bool cairn_shard_draft_is_made(const struct cairn_shard_draft *draft)
+{
+    return draft->is_made;
+}
+
+static cairn_status judge_create(const struct cairn_shard_draft *draft,
+                                 const Cairn__JobCreate *message, struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = draft->job;
+    if (message->last != NULL && message->last->payload.len > draft->need.step.payload_bytes_max)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
+                          message->last->payload.len, draft->need.step.payload_bytes_max);
+    if (message->joins && job->view->table.map.elem_count > 0)
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "a part that joins owns nothing yet, and has %llu elements in layout %llu",
+            (unsigned long long)job->view->table.map.elem_count,
+            (unsigned long long)job->view->layout->version);
+    return CAIRN_OK;
+}
+
+static cairn_status judge_count(const struct cairn_shard *shard, struct cairn_sentence *why)
+{
+    size_t count = 0;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) count++;
+    if (count < CAIRN_SHARD_JOBS_MAX) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "shard %s holds %zu jobs, the most it can",
+                      shard->name, count);
+}
+
+cairn_status cairn_shard_draft_admit(struct cairn_shard_draft *draft,
+                                     const Cairn__JobCreate *message, struct cairn_sentence *why)
+{
+    struct cairn_shard_job *job = draft->job;
+    cairn_status status = judge_count(job->shard, why);
+    if (status == CAIRN_OK) status = judge_create(draft, message, why);
+    if (status != CAIRN_OK) return status;
+    set_sizes(job, &draft->need);
+    status = cairn_shard_job_judge_device(job, draft->need.memory.device,
+                                          least_bytes(job, &draft->need), why);
+    return status == CAIRN_OK ? take_budget(job, &draft->need, why) : status;
+}
+
+cairn_status cairn_shard_draft_make(struct cairn_shard_draft *draft,
+                                    const Cairn__JobCreate *message, struct cairn_sentence *why)
+{
+    struct cairn_shard_job *job = draft->job;
+    struct cairn_step_config step = draft->need.step;
+    step.joins = message->joins;
+    cairn_status status = make_tables(job, why); // as large as a worker's shapes say
+    if (status == CAIRN_OK) status = open_arenas(job, &draft->need, why);
+    if (status == CAIRN_OK) status = cairn_own_open(job, &step, message, why);
+    if (status == CAIRN_OK) status = make_round(job, why);
+    draft->is_made = status == CAIRN_OK;
+    return status;
+}
+
+cairn_status cairn_shard_job_open(struct cairn_shard *shard, struct cairn_shard_draft *draft,
+                                  struct cairn_shard_job **job_out, struct cairn_sentence *why)
+{
+    struct cairn_shard_job *job = draft->job;
+    cairn_status status = judge_count(shard, why);
+    if (status == CAIRN_OK) status = open_shown(job, &draft->need, why);
+    if (status != CAIRN_OK) {
+        cairn_shard_draft_close(draft);
+        return status;
+    }
+    free(draft);
+    job->next = shard->jobs;
+    shard->jobs = job;
+    pin_arenas(job);
+    *job_out = job;
+    return CAIRN_OK;
+}
+
+/* ---- the end ---- */
+
+static void free_job(struct cairn_shard_job *job, const struct cairn_request *request)
+{
+    struct cairn_shard_job **link = &job->shard->jobs;
+    while (*link != job) link = &(*link)->next;
+    *link = job->next;
+
+    cairn_relay_free_all(job);
+    job->shard->up->moves_free(job);
+    cairn_pin_release(job);
+    cairn_reports_drop(job);
+    cairn_load_release(job);
+    cairn_write_close(job);
+    cairn_replies_release(job);
+    cairn_members_release(job);
+    free_body(job, request);
+}
+
+void cairn_shard_job_free(struct cairn_shard_job *job)
+{
+    free_job(job, NULL);
+}
+
+void cairn_shard_job_unused(struct cairn_shard_job *job)
+{
+    struct cairn_shard *shard = job->shard;
+    if (job->state != CAIRN_JOB_LEAVING || shard->closing) return; // cairn_shard_close frees it
+    cairn_log_info("dropped job %s, generation %llu: %llu bytes are being freed", job->spec.name,
+                   (unsigned long long)job->generation,
+                   (unsigned long long)cairn_memory_sum(&job->memory));
+    const struct cairn_request dropping = job->dropping;
+    free_job(job, &dropping);
+    cairn_create_on_memory_back(shard);
+}
+
+void cairn_shard_job_leave(struct cairn_shard_job *job)
+{
+    assert(job->state != CAIRN_JOB_LEAVING);
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "job %s was dropped before it was ready", job->spec.name);
+    if (job->load.asked.session != 0) {
+        cairn_session_answer(job->shard, &job->load.asked, CAIRN_ERR_CANCELED, &why);
+    }
+    cairn_shard_job_busy(job); // not freed before we are through
+    job->state = CAIRN_JOB_LEAVING;
+    cairn_relay_leave(job);
+    job->shard->up->moves_end(job);
+    cairn_reserve_cancel(job);
+    cairn_pin_cancel(job);
+    cairn_load_cancel(job);
+    cairn_members_release(job);
+    cairn_replies_release(job);
+    cairn_collector_leave(&job->collector);
+    cairn_shard_job_idle(job);
+}
+
+void cairn_shard_job_stop(struct cairn_shard_job *job, const char *why)
+{
+    if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
+    job->state = CAIRN_JOB_FAULTED;
+    cairn_collector_leave(&job->collector);
+    cairn_relay_leave(job);
+    job->shard->up->moves_end(job);
+    cairn_log_error("job %s is stopped here, at version %llu.%llu: %s; restore a snapshot",
+                    job->spec.name, (unsigned long long)job->generation,
+                    (unsigned long long)cairn_step_version(job->collector.step).step, why);
+    // Hello of the next session no longer names the job: the coordinator sees that it is lost here.
+    cairn_session_refuse(job->shard, CAIRN_ERR_PROTOCOL, "job %s on shard %s: %s", job->spec.name,
+                         job->shard->name, why);
+}
+
+/* ==== create ==== */
+
+static const struct cairn_arriving_kind create_kind;
+
+static const Cairn__JobCreate *create_message(const struct cairn_arriving *create)
+{
+    return (const Cairn__JobCreate *)create->message;
+}
+
+/* The job of that number; without it one that is staged, without that one that is LEAVING. */
+static struct cairn_shard_job *held_job(struct cairn_shard *shard, uint64_t number)
+{
+    struct cairn_shard_job *held = cairn_shard_job_find(shard, number);
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        if (job->number != number) continue;
+        if (held == NULL || held->state == CAIRN_JOB_LEAVING) held = job;
+    }
+    return held;
+}
+
+static uint64_t newest_held(const struct cairn_shard *shard, uint64_t number)
+{
+    uint64_t newest = 0;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        if (job->number == number && job->generation > newest) newest = job->generation;
+    }
+    return newest;
+}
+
+/* Makes the generations of the job up to generation_max leave, except `but`. When one of them is
+ * freed, a create that waited may make a newer one. True if any left. */
+static bool leave_all(struct cairn_shard *shard, uint64_t number, uint64_t generation_max,
+                      const struct cairn_shard_job *but)
+{
+    bool left = false;
+    struct cairn_shard_job *job = shard->jobs;
+    while (job != NULL) {
+        const bool leaves = job->number == number && job->generation <= generation_max &&
+                            job != but && job->state != CAIRN_JOB_LEAVING;
+        if (leaves) cairn_shard_job_leave(job);
+        left |= leaves;
+        job = leaves ? shard->jobs : job->next; // it may be freed
+    }
+    return left;
+}
+
+/* A create that was dropped has what was admitted of it until its thread is through. */
+static bool memory_comes_back(const struct cairn_shard *shard)
+{
+    return shard->memory.releases != NULL || shard->memory.given_bytes > 0 ||
+           cairn_arriving_lingers(shard, &create_kind);
+}
+
+/* There is room for the job: a thread makes its tables, and the create is whole once more. */
+static void create_admit(struct cairn_shard *shard, struct cairn_arriving *create)
+{
+    struct cairn_sentence why;
+    const cairn_status status = cairn_shard_draft_admit(cairn_arriving_made(create),
+                                                        create_message(create), &why);
+    if (status == CAIRN_OK)
+        cairn_arriving_make(create);
+    else
+        cairn_arriving_end(shard, create, status, &why);
+}
+
+/* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not; when what
+ * is being given back is there. */
+static void create_open(struct cairn_shard *shard, struct cairn_arriving *create)
+{
+    if (memory_comes_back(shard)) return;
+    if (!cairn_shard_draft_is_made(cairn_arriving_made(create))) {
+        create_admit(shard, create);
+        return;
+    }
+    struct cairn_shard_job *job;
+    struct cairn_sentence why;
+    cairn_status status = cairn_shard_job_open(shard, cairn_arriving_take(create), &job, &why);
+    if (status != CAIRN_OK) {
+        cairn_arriving_end(shard, create, status, &why);
+        return;
+    }
+    cairn_log_info(
+        "making room for job %s, generation %llu: %llu elements in %zu extents, %llu bytes",
+        job->spec.name, (unsigned long long)job->generation,
+        (unsigned long long)job->view->table.map.elem_count, job->view->table.map.extent_count,
+        (unsigned long long)cairn_memory_sum(&job->memory));
+    status = cairn_admit_job(job, create_message(create), &why);
+    if (status != CAIRN_OK) {
+        cairn_arriving_end(shard, create, status, &why);
+        cairn_shard_job_leave(job);
+        return;
+    }
+    job->load.asked = cairn_session_request(shard, create->request); // Done follows
+    cairn_arriving_drop(shard, create);
+}
+
+/* Creates a new generation beside the one that it extends, which goes on serving. A generation that
+ * was given up earlier may still be there: it leaves first. */
+static void create_beside(struct cairn_shard *shard, struct cairn_arriving *create)
+{
+    const uint64_t number = create_message(create)->job;
+    const struct cairn_shard_job *from = cairn_shard_job_find(shard, number);
+    if (from == NULL) {
+        struct cairn_sentence why;
+        cairn_sentence_set(&why, "shard %s holds no part of job %016llx to extend", shard->name,
+                           (unsigned long long)number);
+        cairn_arriving_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
+        return;
+    }
+    // Freed at once or later: the create goes on then, and may be gone by now.
+    if (!leave_all(shard, number, newest_held(shard, number), from)) create_open(shard, create);
+}
+
+/* A whole create meets what is held of its number. */
+static void create_advance(struct cairn_shard *shard, struct cairn_arriving *create)
+{
+    const Cairn__JobCreate *message = create_message(create);
+    struct cairn_shard_job *held = held_job(shard, message->job);
+    if (message->extend) {
+        create_beside(shard, create);
+        return;
+    }
+    if (held == NULL) {
+        create_open(shard, create);
+        return;
+    }
+    if (held->state == CAIRN_JOB_LEAVING) return; // goes on when it is freed
+    if (message->generation > held->generation) {
+        cairn_log_info("job %s: generation %llu replaces %llu", held->spec.name,
+                       (unsigned long long)message->generation,
+                       (unsigned long long)held->generation);
+        // The create goes on when they are freed: now, or later.
+        leave_all(shard, message->job, message->generation - 1, NULL);
+        return;
+    }
+    if (message->generation == held->generation && held->state != CAIRN_JOB_FAULTED &&
+        cairn_shard_draft_has_layout(cairn_arriving_made(create), held->view->layout)) {
+        // Asked again after a lost connection.
+        if (held->state == CAIRN_JOB_LOADING || held->state == CAIRN_JOB_SEALING) {
+            held->load.asked = cairn_session_request(shard, create->request);
+            cairn_arriving_drop(shard, create);
+        } else {
+            cairn_arriving_end(shard, create, CAIRN_OK, NULL);
+        }
+        return;
+    }
+    struct cairn_sentence why;
+    cairn_sentence_set(&why,
+                       "shard %s holds job %016llx in generation %llu already: only a higher one "
+                       "replaces it, not %llu",
+                       shard->name, (unsigned long long)message->job,
+                       (unsigned long long)held->generation,
+                       (unsigned long long)message->generation);
+    cairn_arriving_end(shard, create, CAIRN_ERR_EXISTS, &why);
+}
+
+/* The pages go here, too: tens of MiB take the loop milliseconds. */
+static cairn_status create_prepare(struct cairn_arriving *create, void **made_out,
+                                   struct cairn_sentence *why)
+{
+    struct cairn_shard_draft *draft = NULL;
+    const cairn_status status = cairn_shard_draft_open(
+        create->shard, create_message(create), &create->paged[CAIRN_CREATE_SPEC],
+        &create->paged[CAIRN_CREATE_LAYOUT], &draft, why);
+    if (status == CAIRN_OK) *made_out = draft;
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) cairn_paged_release(&create->paged[i]);
+    return status;
+}
+
+static cairn_status create_make(const struct cairn_arriving *create, void *made,
+                                struct cairn_sentence *why)
+{
+    return cairn_shard_draft_make(made, create_message(create), why);
+}
+
+static void create_unmake(void *made)
+{
+    cairn_shard_draft_close(made);
+}
+
+static const struct cairn_arriving_kind create_kind = {
+    .name = "a job",
+    .prepare = create_prepare,
+    .make = create_make,
+    .unmake = create_unmake,
+    .what = { [CAIRN_CREATE_SPEC] = CAIRN_PAGE_SPEC, [CAIRN_CREATE_LAYOUT] = CAIRN_PAGE_LAYOUT },
+    .whole = create_advance,
+};
+
+void cairn_create_on_memory_back(struct cairn_shard *shard)
+{
+    struct cairn_arriving *create = shard->arriving;
+    while (create != NULL && !memory_comes_back(shard)) {
+        const bool is_one = create->kind == &create_kind && cairn_arriving_whole(create);
+        const bool goes_on = is_one && (create_message(create)->extend ||
+                                        held_job(shard, create_message(create)->job) == NULL);
+        if (goes_on) create_advance(shard, create);
+        create = goes_on ? shard->arriving : create->next; // the list changed
+    }
+}
+
+void cairn_create_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobCreate *message)
+{
+    const uint64_t bytes[] = {
+        [CAIRN_CREATE_SPEC] = message->spec_bytes, [CAIRN_CREATE_LAYOUT] = message->layout_bytes
+    };
+    cairn_arriving_begin(shard, &create_kind, request, &message->base, bytes);
+}
+
+/* Ends the creates of that job that wait, or whose pages are on their way. */
+static void end_creates(struct cairn_shard *shard, uint64_t number)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "the job was dropped before it was made");
+    for (struct cairn_arriving *create = shard->arriving, *next; create != NULL; create = next) {
+        next = create->next;
+        if (create->kind == &create_kind && create_message(create)->job == number)
+            cairn_arriving_end(shard, create, CAIRN_ERR_CANCELED, &why);
+    }
+}
+
+void cairn_create_on_drop(struct cairn_shard *shard, uint32_t request,
+                          const Cairn__JobDrop *message)
+{
+    struct cairn_request answered = cairn_session_request(shard, request);
+    end_creates(shard, message->job);
+    struct cairn_shard_job *job = held_job(shard, message->job);
+    if (job == NULL) {
+        cairn_session_answer(shard, &answered, CAIRN_OK, NULL);
+        return;
+    }
+    job->dropping = answered; // answered when its memory is back
+    const uint64_t newest = newest_held(shard, message->job);
+    leave_all(shard, message->job, newest, NULL);
+}
+
+void cairn_create_on_switch(struct cairn_shard *shard, const Cairn__JobSwitch *message)
+{
+    struct cairn_shard_job *stays = shard->jobs;
+    while (stays != NULL &&
+           (stays->number != message->job || stays->generation != message->generation ||
+            stays->state == CAIRN_JOB_LEAVING))
+        stays = stays->next;
+    if (stays == NULL) {
+        cairn_log_warn("job %016llx is not held in generation %llu: nothing is switched",
+                       (unsigned long long)message->job, (unsigned long long)message->generation);
+        return;
+    }
+    leave_all(shard, message->job, newest_held(shard, message->job), stays);
+    stays->terms.settled = true;
+    if (!stays->staged) return;
+    stays->staged = false;
+    cairn_log_info("job %s: generation %llu serves", stays->spec.name,
+                   (unsigned long long)stays->generation);
+}

@@ -1,0 +1,218 @@
+#ifndef CAIRN_SHARD_PART_H
+#define CAIRN_SHARD_PART_H
+
+#include "gpu/gpu.h"
+#include "proto/snapshot/digest_tree.h"
+#include "proto/spec/spec.h"
+#include "proto/wire/messages.h"
+#include "server/base/log.h"
+#include "server/core/step.h"
+#include "server/shard/base.h"
+#include "server/shard/collect.h"
+#include "server/shard/memory.h"
+
+/* ==== times ==== */
+
+/* When what of a round was done. Loop thread. */
+
+struct cairn_shard_job;
+
+/* Microseconds of CLOCK_MONOTONIC; 0: not yet. */
+struct cairn_round_times {
+    uint64_t round;
+    uint64_t action_us[CAIRN_STEP_FAULT + 1];     /* the first of each kind */
+    uint64_t folding_us, updating_us, updated_us; /* the last FOLD; the pass of the UPDATE */
+};
+
+/* The action is about to be done. */
+void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_action *action);
+/* The pass of an UPDATE begins, and has ended. */
+void cairn_times_updating(struct cairn_shard_job *job);
+void cairn_times_updated(struct cairn_shard_job *job);
+/* The phases of the round that is being published, in microseconds: collect, until the last
+ * contribution was there; fold and add up; update, which writes the published copy as well;
+ * publish: waiting until nobody reads the copy that is written, and telling. */
+void cairn_times_phases(const struct cairn_shard_job *job, uint32_t us_out[4]);
+
+/* ==== terms ==== */
+
+/* The terms of a job: its spec as the coordinator's store has it. Loop thread. */
+
+struct cairn_shard;
+
+struct cairn_terms {
+    bool settled;               /* a coordinator has said that this generation is in its store */
+    uint64_t revision;          /* of the newest spec that the shard was told of */
+    struct cairn_paged amended; /* owned: the bytes of that spec; none if it is job->spec */
+    struct cairn_hash digest;   /* of the bytes of that spec, as they came */
+};
+
+/* JobTerms; owns the message. */
+void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobTerms *message);
+
+/* ==== pass ==== */
+
+/* A pass: the same for each of a job's chunks, in the home where it lies. A job that has some on a device and
+ * some in host memory has a part of it in each; they work beside each other. Loop thread, but for what
+ * describe and conclude call. */
+
+/* The functions in which kinds of passes differ; describe and conclude are as in struct
+ * cairn_run. */
+struct cairn_pass_kind {
+    bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage,
+                     struct cairn_works *works);
+    void (*conclude)(struct cairn_run *run, uint32_t item, uint32_t thread);
+    void (*done)(struct cairn_shard_job *job); /* of one that did not fail */
+};
+
+/* The part of a pass that is done in one home: some of the trained chunks, then some of all
+ * chunks. */
+struct cairn_pass_part {
+    struct cairn_run run; /* first */
+    struct cairn_shard_job *job;
+    struct cairn_sums *sums;       /* owned: [lanes of run.compute] of the pass at hand */
+    uint32_t trained_first, first; /* by chunk */
+    uint32_t trained_count;        /* of the pass at hand */
+};
+
+/* The round at hand. REDUCE, UPDATE and the first publish are passes over the chunks here, one at a
+ * time. Arrays of [table.trained_count] are indexed by chunk. */
+struct cairn_pass {
+    struct cairn_pass_part device, host;   /* of the pass at hand */
+    uint32_t parts_left;                   /* under way */
+    bool failed;                           /* a part of the pass at hand did */
+    const struct cairn_pass_kind *kind;    /* of it */
+    const struct cairn_chunk_table *table; /* borrowed: of the part that is worked on */
+    struct cairn_step_actions actions;     /* owned: the list of the own part's collector */
+    struct cairn_round_times times;        /* of the round at hand, or of the last one */
+    bool is_small; /* a pass takes no longer than to wake another thread for it */
+    bool is_far;   /* the planes exceed the caches: kernels may write around them */
+    bool *zero;    /* owned: [trained_count] nobody contributed to the chunk: its sum is +0 */
+    /* owned: [trained_count] chunk_sums[c]: sums made during chunk c's last fold, else by REDUCE. UPDATE
+     * notes in `nonfinite` what it made of the chunk. */
+    struct cairn_sums *chunk_sums;
+    /* owned: [trained_count] summed[c]: the sums of chunk c's last fold are still valid */
+    bool *summed;
+    /* owned: of the UPDATE at hand: [spec.group_count], then those of the classes of `missed` */
+    struct cairn_group_scalars *scalars;
+    struct cairn_missed missed; /* borrowed: in the decision that the core has until the next one */
+    struct cairn_version version_next; /* that the UPDATE at hand makes */
+    struct cairn_results gradients;    /* sums of the last REDUCE that are not finite */
+    /* owned: [spec.tensor_count] of the last REDUCE, if missing gradients are left: tensors, and of how many
+     * of their elements here nobody has a gradient */
+    uint32_t *untouched_tensors;
+    uint64_t *untouched_elems;
+    uint32_t untouched_count;
+    struct cairn_results results; /* of the last UPDATE, likewise; of a write: none */
+    struct cairn_log_limit results_said;
+    /* the newest version is being written once more; what follows. NULL: it is not */
+    void (*republished)(struct cairn_shard_job *job);
+    bool reduce_waits;  /* for that */
+    bool updating;      /* the UPDATE was decided and is not published yet */
+    bool update_waits;  /* (or that) for sends out of the copy that is written next */
+    bool update_writes; /* the UPDATE is a write's */
+    bool settling;      /* cairn_shard_job_settle is at work */
+};
+
+/* With the job. CAIRN_ERR_NO_MEMORY: to be freed all the same. */
+CAIRN_MUST_CHECK cairn_status cairn_pass_open(struct cairn_shard_job *job,
+                                              const struct cairn_chunk_table *table);
+void cairn_pass_close(struct cairn_shard_job *job);
+/* The arrays of a pass that are indexed by chunk, made for another table. */
+struct cairn_pass_tables {
+    const struct cairn_chunk_table *table; /* borrowed */
+    bool *zero, *summed;                   /* owned */
+    struct cairn_sums *chunk_sums;         /* owned */
+};
+/* CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_pass_tables_open(const struct cairn_chunk_table *table,
+                                                     struct cairn_pass_tables *tables_out);
+/* Also of what is all zero. */
+void cairn_pass_tables_close(struct cairn_pass_tables *tables);
+/* Passes are over these chunks from here on; none is under way. Takes the tables. */
+void cairn_pass_switch(struct cairn_shard_job *job, struct cairn_pass_tables *tables);
+
+/* Planes lie elsewhere than they did: none is under way. */
+void cairn_pass_divide(struct cairn_shard_job *job);
+/* Begins a pass over the trained chunks, then over all chunks, if each is wanted. One pass at a
+ * time. */
+void cairn_pass_submit(struct cairn_shard_job *job, bool trained, bool all,
+                       const struct cairn_pass_kind *kind);
+/* The sums of all threads of the pass that ended, in both homes. */
+struct cairn_step_sums cairn_pass_sums(const struct cairn_shard_job *job);
+
+/* ---- of a run of a pass; any thread ---- */
+struct cairn_shard_job *cairn_pass_job(const struct cairn_run *run);
+#define CAIRN_PASS_NOT_TRAINED UINT32_MAX
+/* The core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED: the item is one of all chunks. */
+uint32_t cairn_pass_trained(const struct cairn_run *run, uint32_t item);
+/* The map's. */
+uint32_t cairn_pass_chunk(const struct cairn_run *run, uint32_t item);
+
+/* ==== park ==== */
+
+/* Parking: moves a job's planes from a device to host memory, and back, for programs that want the
+ * device to themselves between two phases.
+ *
+ *   PartPark ─► host memory is admitted (memory.h) ─► copies ─► the device's memory goes back ─► Done
+ *   the other way ─► the device's memory is judged and taken ─► copies ─► the host's goes back ─► Done
+ *
+ * The coordinator opens no round while a job is parked. Its planes then lie in host memory:
+ * fetches, snapshots, digests and leases go on from there, and a device that fails does not affect
+ * it. Loop thread. */
+
+struct cairn_park {
+    /* a coordinator has parked the job, whether its planes are moved already or not; the next
+     * coordinator hears of it, and of a move under way, before it opens a round */
+    bool is_parked;
+    bool is_under_way, to_host; /* to_host: of the move at hand */
+    struct cairn_request asked; /* its PartPark */
+    struct cairn_run copy;      /* of areas to where they go: memory.h */
+    uint64_t host_bytes;        /* of memory.state, while it is parked */
+};
+
+/* Parks the job, or brings it back, and answers when that is done: at once if nothing of the job is
+ * on a device, and at the end of a move to the same place that is under way, whoever began it.
+ * CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: the job is at work, or moves the other way, and is to be
+ * asked again; CAIRN_ERR_NO_MEMORY: it stays where it is, with the numbers; CAIRN_ERR_IO: the
+ * device failed. */
+void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
+                           const Cairn__PartPark *message);
+
+/* ==== admit ==== */
+
+/* Memory is there before it is counted on. Loop thread. */
+
+/* Where chunks of a job land: a slot each. A worker's are those of its window, behind them those for small
+ * chunks, and behind these those that have no memory: what they are for is read where it lies. */
+struct cairn_landing {
+    struct cairn_arena arena; /* a window of slots, then the next */
+    /* slots of a worker; of these, those for small chunks, and those without memory */
+    uint32_t window, small, in_place;
+    size_t slot_bytes, small_bytes;
+    uint32_t counted; /* slots in the budget: those of as many workers as there are */
+    uint32_t taken;   /* slots that have their pages, too */
+    uint32_t asked;   /* will have, when what the reserve at work takes is there */
+    bool extra;       /* of more workers than there are: cairn_admit_left */
+};
+
+/* Where the slot begins in the arena; of the one behind the last: where that ends. */
+uint64_t cairn_landing_at(const struct cairn_landing *landing, uint32_t slot);
+
+/* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
+ * jobs.h, state.h) or awaits it; Done or an error, and it leaves, answers job->load.asked. */
+CAIRN_MUST_CHECK cairn_status cairn_admit_job(struct cairn_shard_job *job,
+                                              const Cairn__JobCreate *create,
+                                              struct cairn_sentence *why);
+/* shard->up->loaded: seals the job, or awaits puts, or it leaves. */
+void cairn_admit_loaded(struct cairn_shard_job *job, cairn_status status,
+                        const struct cairn_sentence *why, bool puts_follow);
+/* A member joined: answers when all workers that did have their landing slots; without room it leaves. */
+void cairn_admit_member(struct cairn_shard_job *job, uint64_t member, struct cairn_request request);
+/* Workers may have left: gives back what landed from more of them than there are, when no round uses it, and
+ * so much of it in one turn of the loop; until then job->landing.extra is set, and this is called again. */
+void cairn_admit_left(struct cairn_shard_job *job);
+/* Without large pages the kernel takes 0.4 s for a GiB: 25 ms. */
+#define CAIRN_GIVE_MAX_BYTES ((uint64_t)64 << 20)
+
+#endif

@@ -1,0 +1,888 @@
+/* Snapshots and digests: a version is pinned, and then hashed and written while training goes on.
+ *
+ *   PinPrepare ─► staging is made, and its pages ─► Done: so that no update has to make them
+ *   Pin ─► waits for the UPDATE at hand ─► the version stands (state.h): updates save what they overwrite
+ *       ─► waits for PinFolder, unless it is a digest ─► read, hash, write (state.h) ─► SnapshotPart
+ *
+ * What is saved is staging, counted by the budget: where there is no room, the pin fails and training goes
+ * on. A failed pin leaves no files. */
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/snapshot_io/snapshot_io.h"
+#include "server/base/daemon.h"
+#include "server/shard/jobs.h"
+#include "server/shard/shard.h"
+#include "server/shard/state.h"
+
+struct cairn_pin {
+    struct cairn_task task;      /* on the snapshots thread */
+    struct cairn_shard_job *job; /* borrowed */
+    struct cairn_pin *next;
+    uint64_t snapshot;
+    bool is_prepared;           /* its staging is there, or is being made, and no Pin came yet */
+    struct cairn_request asked; /* the PinPrepare, until it is answered */
+    bool waits;                 /* for the UPDATE at hand */
+    bool writes;                /* files: where, PinFolder says */
+    bool stands;                /* the version does, and the task was not submitted yet */
+    uint32_t tasks; /* under way: one that makes the pages of the staging, and that one */
+    bool ended;     /* it was told: staging is freed when the UPDATE at hand is published */
+    atomic_bool canceled;
+    struct cairn_version version;
+
+    /* owned */
+    char *path; /* NULL: a digest, or not told yet */
+    struct cairn_staging staging;
+    uint64_t staging_budget;
+    struct cairn_pace pace;
+
+    /* the result */
+    struct cairn_report *report; /* owned, until it is sent */
+    cairn_status status;
+    struct cairn_sentence why;
+};
+
+/* ---- the end ---- */
+
+static void pin_free(struct cairn_pin *pin)
+{
+    struct cairn_pin **link = &pin->job->pins.list;
+    while (*link != pin) link = &(*link)->next;
+    *link = pin->next;
+    cairn_staging_close(&pin->staging);
+    cairn_shard_job_give(pin->job, &pin->job->memory.staging, pin->staging_budget);
+    free(pin->path);
+    cairn_report_free(pin->report);
+    free(pin);
+}
+
+void cairn_pin_release(struct cairn_shard_job *job)
+{
+    job->pins.saving_count = 0;
+    while (job->pins.list != NULL) pin_free(job->pins.list);
+}
+
+static bool is_saved_into(const struct cairn_pin *pin)
+{
+    const struct cairn_pins *pins = &pin->job->pins;
+    uint32_t i = 0;
+    while (i < pins->saving_count && pins->saving[i] != &pin->staging) i++;
+    return i < pins->saving_count;
+}
+
+/* Nobody uses it any more. */
+static void free_if_ended(struct cairn_pin *pin)
+{
+    if (pin->ended && pin->tasks == 0 && !is_saved_into(pin)) pin_free(pin);
+}
+
+static void say_waited(const struct cairn_pin *pin)
+{
+    const uint64_t ms = atomic_load(&pin->staging.waited_us) / 1000;
+    if (pin->staging.job == NULL || ms == 0) return;
+    cairn_log_warn(
+        "job %s: updates waited %llu ms, of all threads together, for the small staging of the "
+        "snapshot at step %llu: snapshot_staging = state has room for all of it",
+        pin->job->spec.name, (unsigned long long)ms, (unsigned long long)pin->version.step);
+}
+
+/* Tells, and is freed: its staging, too, before all of it is told. */
+static void report(struct cairn_pin *pin)
+{
+    struct cairn_report *told = pin->report;
+    pin->report = NULL;
+    if (pin->status == CAIRN_ERR_IO) cairn_storage_watch_doubt(&pin->job->shard->storage);
+    if (pin->status != CAIRN_OK)
+        cairn_log_error("snapshot of job %s at step %llu failed here: %s", pin->job->spec.name,
+                        (unsigned long long)pin->version.step, pin->why.text);
+    say_waited(pin);
+    cairn_report_send(told, pin->version, pin->status, &pin->why);
+    cairn_staging_cancel(&pin->staging);
+    pin->ended = true;
+    free_if_ended(pin);
+}
+
+/* ---- prepared ---- */
+
+/* No Pin comes any more to one that has not begun. */
+static void unprepare(struct cairn_pin *pin)
+{
+    pin->is_prepared = false;
+    pin->ended = true;
+    cairn_staging_cancel(&pin->staging);
+    if (pin->tasks == 0) pin_free(pin);
+}
+
+void cairn_pins_unprepare(struct cairn_shard_job *job)
+{
+    struct cairn_pin *next;
+    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = next) {
+        next = pin->next;
+        if (pin->is_prepared) unprepare(pin);
+    }
+}
+
+/* ---- on the snapshots thread ---- */
+
+static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_pin *pin = (struct cairn_pin *)task;
+    const struct cairn_pin_write write = { .staging = &pin->staging,
+                                           .pace = &pin->pace,
+                                           .report = pin->report,
+                                           .path = pin->writes ? pin->path : NULL };
+    (void)item;
+    (void)thread;
+    pin->status = atomic_load(&pin->canceled)
+                      ? cairn_fail(&pin->why, CAIRN_ERR_CANCELED, "it was given up")
+                      : cairn_pin_write(&write, &pin->why);
+}
+
+/* Called at the end of each of a pin's two tasks: the one that ends last reports. */
+static void task_done(struct cairn_pin *pin)
+{
+    struct cairn_shard_job *job = pin->job;
+    if (--pin->tasks == 0 && pin->ended)
+        pin_free(pin); // it was prepared in vain
+    else if (pin->tasks == 0 && !pin->is_prepared && !pin->waits)
+        report(pin);
+    cairn_shard_job_idle(job);
+}
+
+static void write_done(struct cairn_task *task)
+{
+    struct cairn_pin *pin = (struct cairn_pin *)task;
+    cairn_staging_cancel(&pin->staging); // all of it was read
+    task_done(pin);
+}
+
+/* To the snapshots thread, when the folder is there, too, or nobody wants it any more. */
+static void go_on(struct cairn_pin *pin)
+{
+    const bool told = !pin->writes || pin->path != NULL || atomic_load(&pin->canceled);
+    if (!pin->stands || !told) return;
+    pin->task = (struct cairn_task) { .run = run_write, .done = write_done, .item_count = 1 };
+    cairn_pool_submit(pin->job->shard->snapshots, &pin->task);
+    pin->stands = false; // once
+}
+
+static void give_up(struct cairn_pin *pin)
+{
+    atomic_store(&pin->canceled, true);
+    cairn_staging_cancel(&pin->staging);
+    go_on(pin);
+}
+
+void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *message)
+{
+    struct cairn_pin *pin = job->pins.list;
+    while (pin != NULL && (pin->snapshot != message->snapshot || pin->ended)) pin = pin->next;
+    if (pin == NULL) return;
+    const bool given_up = message->path[0] == '\0';
+    if (pin->is_prepared) {
+        if (given_up) unprepare(pin);
+        return;
+    }
+    if (!given_up && pin->writes && pin->path == NULL) pin->path = strdup(message->path);
+    if (given_up || (pin->writes && pin->path == NULL))
+        give_up(pin);
+    else
+        go_on(pin);
+}
+
+void cairn_pin_session_ended(struct cairn_shard_job *job)
+{
+    cairn_pins_unprepare(job);
+    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+        if (pin->writes && pin->path == NULL && !pin->ended) give_up(pin);
+}
+
+void cairn_pin_cancel(struct cairn_shard_job *job)
+{
+    cairn_pins_unprepare(job);
+    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+        if (!pin->ended) give_up(pin);
+}
+
+bool cairn_pins_rest(const struct cairn_shard_job *job)
+{
+    const struct cairn_pin *pin = job->pins.list;
+    while (pin != NULL && (pin->ended || cairn_staging_is_quiet(&pin->staging))) pin = pin->next;
+    return pin == NULL;
+}
+
+void cairn_pins_hurry(const struct cairn_shard_job *job)
+{
+    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+        atomic_store(&pin->pace.hurry, true);
+}
+
+static void list_pin(const struct cairn_pin *pin, struct cairn_pins_list *out)
+{
+    if (pin->waits || pin->ended || out->count == CAIRN_PINS_TOLD_MAX) return;
+    Cairn__PinTold *told = &out->told[out->count];
+    cairn__pin_told__init(told);
+    told->job = pin->job->number;
+    told->snapshot = pin->snapshot;
+    told->done_bytes = atomic_load(&pin->pace.done_bytes);
+    told->total_bytes = pin->pace.total_bytes;
+    told->waited_ms = atomic_load(&pin->staging.waited_us) / 1000;
+    out->pointers[out->count++] = told;
+}
+
+void cairn_pins_list(const struct cairn_shard *shard, struct cairn_pins_list *out)
+{
+    out->count = 0;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        for (const struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+            list_pin(pin, out);
+}
+
+/* ---- the version stands ---- */
+
+static void on_touched(void *context)
+{
+    struct cairn_pin *pin = context;
+    if (pin->asked.number != 0) cairn_session_answer(pin->job->shard, &pin->asked, CAIRN_OK, NULL);
+    task_done(pin);
+}
+
+static void begin_touch(struct cairn_pin *pin)
+{
+    pin->tasks++;
+    cairn_shard_job_busy(pin->job);
+    cairn_staging_touch(&pin->staging, on_touched, pin);
+}
+
+static cairn_status take_staging(struct cairn_pin *pin)
+{
+    struct cairn_shard_job *job = pin->job;
+    const uint64_t bytes = cairn_staging_bytes(job, job->spec.policy.snapshot_staging);
+    cairn_status status = cairn_shard_job_take(job, &job->memory.staging, bytes,
+                                               "the staging of a snapshot", &pin->why);
+    if (status != CAIRN_OK) return status;
+    pin->staging_budget = bytes;
+    return cairn_staging_open(&pin->staging, job, bytes, &pin->why);
+}
+
+static void set_pace(struct cairn_pin *pin)
+{
+    const struct cairn_shard_job *job = pin->job;
+    const uint64_t within_s = cairn_policy_durable_within_s(&job->spec.policy);
+    cairn_pace_init(&pin->pace, cairn_planes_state_bytes(&job->planes), job->pins.step_us,
+                    job->pins.last_us, uv_hrtime() / 1000 + within_s * 1000000);
+}
+
+/* No UPDATE is under way: the state is of one version. */
+static void stand(struct cairn_pin *pin)
+{
+    struct cairn_shard_job *job = pin->job;
+    pin->waits = false;
+    pin->version = job->versions.copies[job->versions.newest].version;
+    const bool is_ready = pin->staging.job != NULL;
+    assert(!is_ready || pin->staging.view == job->view); // else cairn_pins_unprepare came before
+    if (!is_ready) pin->status = take_staging(pin);
+    if (pin->status == CAIRN_OK) pin->status = cairn_report_keep_payload(pin->report, &pin->why);
+    if (pin->status != CAIRN_OK) {
+        report(pin);
+        return;
+    }
+    set_pace(pin);
+    pin->tasks++; // the writer's, from here on
+    cairn_shard_job_busy(job);
+    if (!is_ready) begin_touch(pin);
+    pin->stands = true;
+    go_on(pin);
+}
+
+/* ---- updates ---- */
+
+void cairn_pins_updating(struct cairn_shard_job *job)
+{
+    struct cairn_pins *pins = &job->pins;
+    atomic_fetch_add(&pins->passes, 1);
+    atomic_store(&pins->updating, true);
+    pins->saving_count = 0;
+    for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
+        if (!pin->is_prepared && !pin->waits && !pin->ended)
+            pins->saving[pins->saving_count++] = &pin->staging;
+}
+
+void cairn_pins_save(const struct cairn_shard_job *job, struct cairn_works *works, uint64_t chunk)
+{
+    for (uint32_t i = 0; i < job->pins.saving_count; i++)
+        cairn_staging_save(job->pins.saving[i], works, chunk);
+}
+
+/* None is read, or will be: what is prepared holds no step up. */
+static bool is_free(const struct cairn_pins *pins)
+{
+    const struct cairn_pin *pin = pins->list;
+    while (pin != NULL && (pin->is_prepared || pin->ended)) pin = pin->next;
+    return pin == NULL;
+}
+
+/* Notes how long a step takes: learns it while nothing is pinned, and else paces the pins by it. */
+static void note_step(struct cairn_pins *pins)
+{
+    const uint64_t now = uv_hrtime() / 1000, took = pins->last_us == 0 ? 0 : now - pins->last_us;
+    pins->last_us = now;
+    if (took == 0) return;
+    if (is_free(pins)) pins->step_us = pins->step_us == 0 ? took : (7 * pins->step_us + took) / 8;
+    for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
+        if (!pin->is_prepared && !pin->waits && !pin->ended) cairn_pace_step(&pin->pace, took, now);
+}
+
+void cairn_pin_updated(struct cairn_shard_job *job)
+{
+    struct cairn_pin *next;
+    atomic_store(&job->pins.updating, false);
+    note_step(&job->pins);
+    job->pins.saving_count = 0;
+    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = next) {
+        next = pin->next;
+        if (pin->waits && job->state == CAIRN_JOB_SERVING)
+            stand(pin);
+        else
+            free_if_ended(pin);
+    }
+}
+
+/* ---- asked for ---- */
+
+static void refuse(struct cairn_shard_job *job, const Cairn__Pin *message, cairn_status status,
+                   const char *text)
+{
+    Cairn__SnapshotPart part = CAIRN__SNAPSHOT_PART__INIT;
+    part.job = job->number;
+    part.snapshot = message->snapshot;
+    part.status = (int32_t)status;
+    part.text = (char *)text;
+    cairn_session_send(job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
+}
+
+/* CAIRN_OK: one more may be pinned. */
+static cairn_status judge(const struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    size_t count = 0;
+    for (struct cairn_pin *other = job->pins.list; other != NULL; other = other->next) count++;
+    if (job->state != CAIRN_JOB_SERVING)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "the job has no version yet");
+    if (job->park.is_under_way)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "its state is being parked, or comes back");
+    if (count >= CAIRN_SHARD_PINS_MAX)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "as many snapshots are being written as a shard takes");
+    return CAIRN_OK;
+}
+
+static struct cairn_pin *pin_new(struct cairn_shard_job *job, uint64_t snapshot,
+                                 struct cairn_sentence *why)
+{
+    struct cairn_pin *pin = calloc(1, sizeof *pin);
+    struct cairn_report *told = cairn_report_new(job, snapshot);
+    if (pin == NULL || told == NULL) {
+        free(pin);
+        cairn_report_free(told);
+        (void)cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
+        return NULL;
+    }
+    pin->job = job;
+    pin->snapshot = snapshot;
+    pin->report = told;
+    pin->next = job->pins.list;
+    job->pins.list = pin;
+    return pin;
+}
+
+void cairn_pin_prepare(struct cairn_shard_job *job, uint32_t request,
+                       const Cairn__PinPrepare *message)
+{
+    struct cairn_request asked = cairn_session_request(job->shard, request);
+    struct cairn_sentence why;
+    cairn_status status = judge(job, &why);
+    struct cairn_pin *pin = status == CAIRN_OK ? pin_new(job, message->snapshot, &why) : NULL;
+    if (status == CAIRN_OK && pin == NULL) status = CAIRN_ERR_NO_MEMORY;
+    if (pin != NULL) {
+        status = take_staging(pin);
+        why = pin->why;
+    }
+    if (status != CAIRN_OK) {
+        if (pin != NULL) pin_free(pin);
+        cairn_session_answer(job->shard, &asked, status, &why);
+        return;
+    }
+    pin->is_prepared = true;
+    pin->asked = asked;
+    begin_touch(pin);
+}
+
+static struct cairn_pin *prepared_of(const struct cairn_shard_job *job, uint64_t snapshot)
+{
+    struct cairn_pin *pin = job->pins.list;
+    while (pin != NULL && !(pin->is_prepared && pin->snapshot == snapshot)) pin = pin->next;
+    return pin;
+}
+
+void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message)
+{
+    struct cairn_sentence why;
+    struct cairn_pin *pin = prepared_of(job, message->snapshot);
+    cairn_status status = pin == NULL ? judge(job, &why) : CAIRN_OK;
+    if (status == CAIRN_OK)
+        cairn_reports_drop(job); // a coordinator that asks for another one waits for these no more
+    if (status == CAIRN_OK && pin == NULL) {
+        pin = pin_new(job, message->snapshot, &why);
+        if (pin == NULL) status = CAIRN_ERR_NO_MEMORY;
+    }
+    if (status != CAIRN_OK) {
+        refuse(job, message, status, why.text);
+        return;
+    }
+    pin->is_prepared = false;
+    pin->writes = message->files;
+    // Decided already: the version is the one after it.
+    if (job->pass.updating)
+        pin->waits = true;
+    else
+        stand(pin);
+}
+
+/* ==== pin write ==== */
+
+#define PIECE_ELEMS ((uint64_t)1 << 20) /* of a digest, at a time */
+#define HASH_LEAVES ((uint64_t)256)     /* of a work */
+
+/* A plane of an extent, read from its beginning to its end. */
+struct plane_at {
+    size_t extent; /* of the map */
+    enum cairn_plane plane;
+    uint64_t elem; /* that comes next: of the extent */
+    struct cairn_tree tree;
+    uint64_t carry_elems; /* of the leaf tree.next_leaf, in `carry` */
+};
+
+/* One that goes on in a later file: an extent that is several boxes has one in each. */
+struct plane_later {
+    struct plane_later *next;
+    struct plane_at at;
+    uint8_t carry[]; /* [at.carry_elems] elements */
+};
+
+struct writing {
+    const struct cairn_pin_write *of;
+    const struct cairn_shard_job *job;
+    const struct cairn_shard_view *view;
+    bool presses;
+    struct plane_at at;
+    struct plane_later *later; /* owned */
+    uint8_t carry[CAIRN_LEAF_ELEMS * sizeof(double)];
+};
+
+static const struct cairn_local_extent *extent_of(const struct writing *w)
+{
+    return &w->view->table.map.extents[w->at.extent];
+}
+
+static size_t elem_bytes(const struct writing *w)
+{
+    return cairn_dtype_bytes((int)cairn_form_dtype(&w->view->forms[w->at.extent], w->at.plane));
+}
+
+/* Puts the plane aside that stands between two files, if more of it is to come. */
+static cairn_status put_aside(struct writing *w, struct cairn_sentence *why)
+{
+    if (w->at.elem == 0 || w->at.elem == extent_of(w)->elem_count) return CAIRN_OK;
+    const size_t bytes = (size_t)w->at.carry_elems * elem_bytes(w);
+    struct plane_later *later = malloc(sizeof *later + bytes);
+    if (later == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+    *later = (struct plane_later) { .next = w->later, .at = w->at };
+    memcpy(later->carry, w->carry, bytes);
+    w->later = later;
+    return CAIRN_OK;
+}
+
+static void take_up(struct writing *w, size_t extent, enum cairn_plane plane)
+{
+    struct plane_later **link = &w->later;
+    while ((*link)->at.extent != extent || (*link)->at.plane != plane) link = &(*link)->next;
+    struct plane_later *later = *link;
+    *link = later->next;
+    w->at = later->at;
+    memcpy(w->carry, later->carry, (size_t)w->at.carry_elems * elem_bytes(w));
+    free(later);
+}
+
+static void begin_plane(struct writing *w, size_t extent, enum cairn_plane plane)
+{
+    w->at = (struct plane_at) { .extent = extent, .plane = plane };
+    cairn_tree_init(&w->at.tree, extent_of(w)->first_leaf);
+}
+
+/* ---- hashing ---- */
+
+/* Where a leaf of the extent, or the one behind its last, begins: of the extent. */
+static uint64_t leaf_elem(const struct writing *w, uint64_t leaf)
+{
+    const struct cairn_local_extent *extent = extent_of(w);
+    if (leaf >= extent->first_leaf + extent->leaf_count) return extent->elem_count;
+    return cairn_leaf_first_elem(&w->view->layout->geometry[extent->tensor], leaf) -
+           extent->first_elem;
+}
+
+/* The next leaves, whose bytes these are. */
+static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_t leaves,
+                                struct cairn_sentence *why)
+{
+    return cairn_report_leaves(cairn_compute_snapshots(&w->job->shard->host), bytes,
+                               cairn_form_dtype(&w->view->forms[w->at.extent], w->at.plane),
+                               &w->view->layout->geometry[extent_of(w)->tensor], leaves,
+                               &w->at.tree, why);
+}
+
+/* How many whole leaves begin at element `from` and end at `to`, or before it. */
+static uint64_t whole_leaves(const struct writing *w, uint64_t to)
+{
+    const struct cairn_local_extent *extent = extent_of(w);
+    const uint64_t end = to == extent->elem_count
+                             ? extent->first_leaf + extent->leaf_count
+                             : cairn_leaf_of_elem(&w->view->layout->geometry[extent->tensor],
+                                                  extent->first_elem + to);
+    const uint64_t leaves = end - w->at.tree.next_leaf;
+    return leaves < HASH_LEAVES ? leaves : HASH_LEAVES;
+}
+
+/* Hashes some of the elements from w->at.elem on, or carries them over to the next call if their
+ * leaf is not complete. Returns how many. */
+static uint64_t hash_some(struct writing *w, const uint8_t *bytes, uint64_t elems,
+                          cairn_status *status, struct cairn_sentence *why)
+{
+    const uint64_t from = w->at.elem, end = leaf_elem(w, w->at.tree.next_leaf + 1);
+    if (w->at.carry_elems == 0 && end <= from + elems) {
+        const uint64_t leaves = whole_leaves(w, from + elems);
+        *status = hash_leaves(w, bytes, leaves, why);
+        return leaf_elem(w, w->at.tree.next_leaf) - from;
+    }
+    const size_t size = elem_bytes(w);
+    const uint64_t some = end - from < elems ? end - from : elems;
+    memcpy(w->carry + w->at.carry_elems * size, bytes, (size_t)some * size);
+    w->at.carry_elems += some;
+    if (from + some < end) return some;
+    w->at.carry_elems = 0;
+    *status = hash_leaves(w, w->carry, 1, why);
+    return some;
+}
+
+static cairn_status hash(struct writing *w, const uint8_t *bytes, uint64_t elems,
+                         struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    while (elems > 0 && status == CAIRN_OK) {
+        const uint64_t some = hash_some(w, bytes, elems, &status, why);
+        bytes += some * elem_bytes(w);
+        w->at.elem += some;
+        elems -= some;
+    }
+    if (status != CAIRN_OK || w->at.elem < extent_of(w)->elem_count) return status;
+    return cairn_report_add_tree(w->of->report, extent_of(w)->tensor, w->at.plane, &w->at.tree,
+                                 why);
+}
+
+/* ---- reading ---- */
+
+/* Gives way to nobody while the deadline presses. */
+static void press(struct writing *w)
+{
+    const bool presses = cairn_pace_presses(w->of->pace, uv_hrtime() / 1000);
+    if (presses != w->presses) (presses ? cairn_thread_press : cairn_thread_yield)();
+    w->presses = presses;
+}
+
+/* Until as much more may be written. */
+static cairn_status rest(struct writing *w, uint64_t bytes, struct cairn_sentence *why)
+{
+    struct cairn_staging *staging = w->of->staging;
+    cairn_status status;
+    while ((status = cairn_staging_check(staging, why)) == CAIRN_OK) {
+        if (atomic_load(&staging->waiting) > 0) atomic_store(&w->of->pace->hurry, true);
+        press(w);
+        const uint64_t us = cairn_pace_rest_us(w->of->pace, bytes, uv_hrtime() / 1000);
+        if (us == 0) return CAIRN_OK;
+        usleep((useconds_t)us);
+    }
+    return status;
+}
+
+/* The chunk that has the element at which the plane stands. */
+static uint64_t chunk_at(const struct writing *w, uint64_t elem)
+{
+    const struct cairn_local_extent *extent = extent_of(w);
+    const uint64_t leaf = cairn_leaf_of_elem(&w->view->layout->geometry[extent->tensor],
+                                             extent->first_elem + elem);
+    return extent->first_chunk + (leaf - extent->first_leaf) / w->view->table.map.chunk_leaves;
+}
+
+/* The next elements of the plane, hashed, to `to`. */
+static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to,
+                               struct cairn_sentence *why)
+{
+    const struct cairn_local_extent *extent = extent_of(w);
+    cairn_status status = rest(w, elems * elem_bytes(w), why);
+    for (uint64_t done = 0; done < elems && status == CAIRN_OK;) {
+        const uint64_t elem = w->at.elem + done, chunk = chunk_at(w, elem);
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&w->view->table.map, chunk);
+        const uint64_t first = extent->first_elem + elem - place.first_elem;
+        const uint64_t left = place.elem_count - first,
+                       some = left < elems - done ? left : elems - done;
+        assert(first < place.elem_count);
+        struct cairn_compute *home = cairn_shard_job_home(w->job, place.local_elem);
+        status = cairn_staging_read(w->of->staging, cairn_compute_snapshots(home), chunk,
+                                    w->at.plane, first, some, some == left,
+                                    to + done * elem_bytes(w), why);
+        done += some;
+    }
+    return status == CAIRN_OK ? hash(w, to, elems, why) : status;
+}
+
+/* To the end of the extent, or `elem_count`; *done_out: how many elements. */
+static cairn_status give_of_extent(struct writing *w, const struct cairn_safetensors_entry *entry,
+                                   uint64_t first_elem, uint64_t elem_count, uint8_t *to,
+                                   uint64_t *done_out, struct cairn_sentence *why)
+{
+    const struct cairn_shard_map *map = &w->view->table.map;
+    const struct cairn_local_extent *extent = cairn_shard_map_find(
+        map, entry->tensor,
+        cairn_leaf_of_elem(&w->view->layout->geometry[entry->tensor], first_elem));
+    assert(extent != NULL);
+    const size_t number = (size_t)(extent - map->extents);
+    const enum cairn_plane plane = (enum cairn_plane)entry->plane;
+    const bool begins = first_elem == extent->first_elem;
+    const uint64_t left = extent->first_elem + extent->elem_count - first_elem;
+    if (begins || number != w->at.extent || plane != w->at.plane) {
+        const cairn_status status = put_aside(w, why);
+        if (status != CAIRN_OK) return status;
+        if (begins)
+            begin_plane(w, number, plane);
+        else
+            take_up(w, number, plane);
+    }
+    assert(extent == extent_of(w) && first_elem == extent->first_elem + w->at.elem);
+    *done_out = elem_count < left ? elem_count : left;
+    return read_plane(w, *done_out, to, why);
+}
+
+/* cairn_snapshot_fill_fn: a box of a file is an extent, one of several that an extent is cut into, or several
+ * that follow each other. */
+static cairn_status give_bytes(void *context, const struct cairn_safetensors_entry *entry,
+                               uint64_t first_elem, uint64_t elem_count, void *to,
+                               struct cairn_sentence *why)
+{
+    struct writing *w = context;
+    uint8_t *at = to;
+    cairn_status status = CAIRN_OK;
+    for (uint64_t some = 0; elem_count > 0 && status == CAIRN_OK; elem_count -= some) {
+        status = give_of_extent(w, entry, first_elem, elem_count, at, &some, why);
+        first_elem += some;
+        at += some * elem_bytes(w);
+    }
+    return status;
+}
+
+/* ---- the files ---- */
+
+static void remove_files(const struct cairn_pin_write *of)
+{
+    const char *file;
+    for (size_t i = 0; (file = cairn_report_file(of->report, i)) != NULL; i++) {
+        uint64_t bytes;
+        (void)cairn_storage_of(of->path)->remove(of->path, file, false, &bytes, NULL);
+    }
+}
+
+static cairn_status write_file(struct writing *w, struct cairn_snapshot_writer *writer,
+                               const struct cairn_snapshot_file *file, struct cairn_sentence *why)
+{
+    const struct cairn_snapshot_source source = { .fill = give_bytes, .context = w };
+    uint8_t *sums = malloc((size_t)cairn_snapshot_block_count(file->file_bytes) *
+                           CAIRN_SNAPSHOT_SUM_BYTES);
+    if (sums == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+    const cairn_status status = cairn_snapshot_writer_put(writer, w->of->path, file, &source, sums,
+                                                          why);
+    if (status == CAIRN_OK)
+        return cairn_report_add_file(w->of->report, file->path, file->file_bytes, sums, why);
+    free(sums);
+    return status;
+}
+
+static cairn_status write_planned(struct writing *w, const struct cairn_snapshot_plan *plan,
+                                  struct cairn_sentence *why)
+{
+    struct cairn_snapshot_writer *writer;
+    cairn_status status = cairn_snapshot_writer_open(0, &writer, why);
+    if (status != CAIRN_OK) return status;
+    for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++)
+        status = write_file(w, writer, &plan->files[i], why);
+    if (status == CAIRN_OK && cairn_snapshot_writer_buffered(writer))
+        cairn_log_info("the storage of %s refuses direct writes: they go through the page cache",
+                       w->of->path);
+    cairn_snapshot_writer_close(writer);
+    if (status != CAIRN_OK) remove_files(w->of);
+    return status;
+}
+
+static cairn_status write_files(struct writing *w, struct cairn_sentence *why)
+{
+    const struct cairn_shard_map *map = &w->view->table.map;
+    struct cairn_snapshot_range *ranges = calloc(map->extent_count + 1, sizeof *ranges);
+    struct cairn_snapshot_plan plan = { 0 };
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    for (size_t i = 0; ranges != NULL && i < map->extent_count; i++) {
+        const struct cairn_local_extent *extent = &map->extents[i];
+        ranges[i] = (struct cairn_snapshot_range) { .tensor = extent->tensor,
+                                                    .first_elem = extent->first_elem,
+                                                    .elem_count = extent->elem_count };
+    }
+    if (ranges != NULL)
+        status = cairn_snapshot_plan_make(&w->job->spec, map->shard, ranges, map->extent_count,
+                                          &plan);
+    free(ranges);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory to plan the files");
+    status = write_planned(w, &plan, why);
+    cairn_snapshot_plan_release(&plan);
+    return status;
+}
+
+/* ---- digests alone ---- */
+
+static cairn_status digest_plane(struct writing *w, size_t extent, enum cairn_plane plane,
+                                 uint8_t *buffer, struct cairn_sentence *why)
+{
+    const uint64_t elems = w->view->table.map.extents[extent].elem_count;
+    cairn_status status = CAIRN_OK;
+    begin_plane(w, extent, plane);
+    while (w->at.elem < elems && status == CAIRN_OK) {
+        const uint64_t left = elems - w->at.elem;
+        status = read_plane(w, left < PIECE_ELEMS ? left : PIECE_ELEMS, buffer, why);
+    }
+    return status;
+}
+
+static cairn_status digest_all(struct writing *w, struct cairn_sentence *why)
+{
+    const struct cairn_shard_map *map = &w->view->table.map;
+    uint8_t *buffer = malloc(PIECE_ELEMS * sizeof(float));
+    cairn_status status = CAIRN_OK;
+    if (buffer == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read the state");
+    for (size_t i = 0; i < map->extent_count; i++)
+        for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+            if (cairn_form_stores(&w->view->forms[i], (int)p))
+                status = digest_plane(w, i, p, buffer, why);
+    free(buffer);
+    return status;
+}
+
+cairn_status cairn_pin_write(const struct cairn_pin_write *write, struct cairn_sentence *why)
+{
+    struct writing *w = calloc(1, sizeof *w);
+    if (w == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read the state");
+    w->of = write;
+    w->job = write->staging->job;
+    w->view = write->staging->view;
+    if (!cairn_pace_is_free(write->pace, uv_hrtime() / 1000))
+        cairn_staging_save_ahead(write->staging, write->pace);
+    const cairn_status status = write->path != NULL ? write_files(w, why) : digest_all(w, why);
+    for (struct plane_later *later; (later = w->later) != NULL; free(later)) w->later = later->next;
+    if (w->presses) cairn_thread_yield();
+    free(w);
+    return status;
+}
+
+/* ==== pace ==== */
+
+#define IDLE_US      ((uint64_t)2000000) /* without a step for so long, or for .. */
+#define IDLE_STEPS   4                   /* .. so many times what one took: nobody trains */
+#define REST_MAX_US  ((uint64_t)20000)   /* so a cancel is soon heard */
+#define BURST_BYTES  ((uint64_t)8 << 20) /* that may be written at once, after a rest */
+#define SLACK_DIVIDE 20                  /* a step of a twentieth more than before is as before */
+
+void cairn_pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t before_us,
+                     uint64_t last_us, uint64_t deadline_us)
+{
+    pace->before_us = before_us;
+    pace->total_bytes = total_bytes;
+    pace->deadline_us = deadline_us;
+    atomic_store(&pace->rate, CAIRN_PACE_FIRST);
+    atomic_store(&pace->step_us, last_us);
+    atomic_store(&pace->hurry, false);
+    pace->counted_us = 0;
+    pace->allowance = BURST_BYTES;
+    atomic_store(&pace->done_bytes, 0);
+}
+
+void cairn_pace_step(struct cairn_pace *pace, uint64_t took_us, uint64_t now_us)
+{
+    const uint64_t rate = atomic_load(&pace->rate);
+    const bool slowed = pace->before_us > 0 &&
+                        took_us > pace->before_us + pace->before_us / SLACK_DIVIDE;
+    uint64_t next = slowed ? rate / 2 : rate + rate / 4;
+    if (next < CAIRN_PACE_LEAST) next = CAIRN_PACE_LEAST;
+    if (next > UINT64_MAX / 4) next = UINT64_MAX / 4;
+    atomic_store(&pace->rate, next);
+    atomic_store(&pace->step_us, now_us);
+}
+
+/* Nothing was updated for long. */
+static bool is_idle(const struct cairn_pace *pace, uint64_t now_us)
+{
+    const uint64_t last = atomic_load(&pace->step_us), steps = IDLE_STEPS * pace->before_us;
+    return last == 0 || now_us > last + (steps > IDLE_US ? steps : IDLE_US);
+}
+
+/* Bytes a second, to be there in time. */
+static double asked_rate(const struct cairn_pace *pace, uint64_t now_us)
+{
+    const uint64_t done = atomic_load(&pace->done_bytes);
+    const uint64_t left = pace->total_bytes > done ? pace->total_bytes - done : 0;
+    return (double)left / (double)(pace->deadline_us - now_us) * 1e6;
+}
+
+bool cairn_pace_presses(const struct cairn_pace *pace, uint64_t now_us)
+{
+    return atomic_load(&pace->hurry) || now_us >= pace->deadline_us ||
+           asked_rate(pace, now_us) > (double)atomic_load(&pace->rate);
+}
+
+bool cairn_pace_is_free(const struct cairn_pace *pace, uint64_t now_us)
+{
+    return atomic_load(&pace->hurry) || is_idle(pace, now_us) || now_us >= pace->deadline_us;
+}
+
+uint64_t cairn_pace_rate(const struct cairn_pace *pace, uint64_t now_us)
+{
+    const uint64_t rate = atomic_load(&pace->rate);
+    if (cairn_pace_is_free(pace, now_us)) return CAIRN_PACE_FREE;
+    const double asked = asked_rate(pace, now_us);
+    return asked > (double)rate ? (uint64_t)asked : rate;
+}
+
+uint64_t cairn_pace_rest_us(struct cairn_pace *pace, uint64_t bytes, uint64_t now_us)
+{
+    const uint64_t rate = cairn_pace_rate(pace, now_us);
+    const uint64_t most = bytes > BURST_BYTES ? bytes : BURST_BYTES;
+    if (pace->counted_us == 0) pace->counted_us = now_us;
+    const double earned = (double)(now_us - pace->counted_us) / 1e6 * (double)rate;
+    pace->counted_us = now_us;
+    if (earned >= (double)(most - (pace->allowance < most ? pace->allowance : most)))
+        pace->allowance = most;
+    else
+        pace->allowance += (uint64_t)earned;
+    if (rate == CAIRN_PACE_FREE || pace->allowance >= bytes) {
+        pace->allowance -= pace->allowance < bytes ? pace->allowance : bytes;
+        atomic_fetch_add(&pace->done_bytes, bytes);
+        return 0;
+    }
+    const double rest = (double)(bytes - pace->allowance) / (double)rate * 1e6 + 1;
+    return rest < (double)REST_MAX_US ? (uint64_t)rest : REST_MAX_US;
+}

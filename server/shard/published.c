@@ -1,0 +1,1005 @@
+/* The published copies of a job: see read.h. */
+#include "server/shard/read.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/geometry/layout.h"
+#include "server/base/log.h"
+#include "server/shard/mutant.h"
+#include "server/shard/shard.h"
+
+cairn_status cairn_published_open(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    cairn_status status = cairn_copy_open(job, 0, why);
+    if (status == CAIRN_OK) status = cairn_copy_open(job, 1, why);
+    return status;
+}
+
+void cairn_published_close(struct cairn_shard_job *job)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        cairn_copy_close(job, &job->versions.copies[i]);
+}
+
+/* The readable copy of the version whose layout is the last one before layout_end; NULL: none. */
+static const struct cairn_published *find(const struct cairn_shard_job *job,
+                                          struct cairn_version version, uint64_t layout_end)
+{
+    const struct cairn_published *best = NULL;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        if (!copy->readable || cairn_version_compare(copy->version, version) != 0) continue;
+        if (copy->view->layout->version >= layout_end) continue;
+        if (best == NULL || copy->view->layout->version > best->view->layout->version) best = copy;
+    }
+    return best;
+}
+
+const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
+                                                   struct cairn_version version)
+{
+    return find(job, version, UINT64_MAX);
+}
+
+const struct cairn_published *cairn_published_find_before(const struct cairn_shard_job *job,
+                                                          const struct cairn_published *later)
+{
+    return find(job, later->version, later->view->layout->version);
+}
+
+cairn_status cairn_published_missing(const struct cairn_shard_job *job,
+                                     struct cairn_version version)
+{
+    return cairn_version_compare(job->versions.copies[job->versions.newest].version, version) < 0
+               ? CAIRN_ERR_NOT_READY
+               : CAIRN_ERR_VERSION_GONE;
+}
+
+static uint64_t offset_of(const struct cairn_shard_view *view, uint64_t chunk, uint64_t local_elem)
+{
+    const uint32_t extent = view->table.extent_of[chunk];
+    const struct cairn_form *form = &view->forms[extent];
+    const uint64_t elems = local_elem - view->table.map.extents[extent].local_elem;
+    return form->wire_byte + elems * cairn_dtype_bytes((int)form->wire);
+}
+
+uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk, uint64_t local_elem)
+{
+    uint8_t *base = copy->device.base != NULL ? copy->device.base : copy->wire.base;
+    return base + offset_of(copy->view, chunk, local_elem);
+}
+
+uint8_t *cairn_published_host_at(const struct cairn_published *copy, uint64_t chunk,
+                                 uint64_t local_elem)
+{
+    return copy->wire.base + offset_of(copy->view, chunk, local_elem);
+}
+
+void cairn_published_forget(struct cairn_published *copy, uint64_t chunk)
+{
+    copy->checksums[chunk] = 0; // made when it is asked for
+    if (!MUTANT(2)) copy->brought[chunk] = CAIRN_BROUGHT_NOT;
+}
+
+size_t cairn_published_bytes(const struct cairn_published *copy, uint64_t chunk)
+{
+    const struct cairn_shard_view *view = copy->view;
+    const cairn_dtype wire = view->forms[view->table.extent_of[chunk]].wire;
+    return (size_t)cairn_shard_map_chunk(&view->table.map, chunk).elem_count *
+           cairn_dtype_bytes((int)wire);
+}
+
+void cairn_published_fill(struct cairn_works *works, const struct cairn_published *copy,
+                          uint64_t chunk)
+{
+    const uint64_t elem = cairn_shard_map_chunk(&copy->view->table.map, chunk).local_elem;
+    cairn_works_copy(works, cairn_published_host_at(copy, chunk, elem),
+                     cairn_published_at(copy, chunk, elem), cairn_published_bytes(copy, chunk));
+}
+
+/* True if the copy is kept for a lease. If a leased version has two copies, that of the later
+ * layout is kept. */
+static bool is_leased(const struct cairn_shard_job *job, const struct cairn_published *copy)
+{
+    return copy->readable && cairn_shard_is_leased(job, copy->version) &&
+           cairn_published_find(job, copy->version) == copy;
+}
+
+/* Nobody would miss it: not the newest, not leased, not being written. */
+static bool is_spare(const struct cairn_shard_job *job, uint32_t index)
+{
+    const struct cairn_published *copy = &job->versions.copies[index];
+    if (!cairn_copy_is_there(copy) || index == job->versions.newest ||
+        index == job->versions.writing)
+        return false;
+    return !is_leased(job, copy);
+}
+
+/* The spare copy of the oldest version, one that has none first; CAIRN_SHARD_PUBLISHED_MAX: none. */
+static uint32_t oldest_spare(const struct cairn_shard_job *job)
+{
+    uint32_t best = CAIRN_SHARD_PUBLISHED_MAX;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        if (!is_spare(job, i)) continue;
+        if (!copy->readable) return i;
+        if (best == CAIRN_SHARD_PUBLISHED_MAX ||
+            cairn_version_compare(copy->version, job->versions.copies[best].version) < 0)
+            best = i;
+    }
+    return best;
+}
+
+/* It reads published copies in host memory without asking: of this host, and with no card or another one.
+ * Shards that ask for others map nothing. */
+static bool maps_host(const struct cairn_member *member, const uint8_t *uuid)
+{
+    return member->peer != NULL && !member->is_relay && !member->is_mover &&
+           strcmp(cairn_fabric_peer_path(member->peer), "mapped") == 0 &&
+           !cairn_fabric_peer_imports(member->peer, uuid);
+}
+
+/* All of what is written to the copy next. */
+static bool goes_to_host(const struct cairn_shard_job *job, const struct cairn_published *copy)
+{
+    const uint8_t *uuid = cairn_home_info(job->compute->home)->uuid;
+    if (copy->device.base == NULL) return true;
+    for (size_t i = 0; i < job->members.capacity; i++)
+        if (job->members.list[i] != NULL && maps_host(job->members.list[i], uuid)) return true;
+    return false;
+}
+
+/* True if no version since has changed the parameters that the copy has; writes of moments do not
+ * change them. */
+static bool holds_params(const struct cairn_shard_job *job, const struct cairn_published *copy)
+{
+    return job->versions.knows_param && copy->readable && !copy->stale && copy->view == job->view &&
+           cairn_version_compare(copy->version, job->versions.param) >= 0;
+}
+
+void cairn_published_begin(struct cairn_shard_job *job)
+{
+    const uint32_t index = oldest_spare(job);
+    assert(job->versions.writing == CAIRN_PUBLISHED_NONE && index < CAIRN_SHARD_PUBLISHED_MAX);
+    struct cairn_published *copy = &job->versions.copies[index];
+    const bool on_host = goes_to_host(job, copy);
+    job->versions.writing = index;
+    copy->holds_params = holds_params(job, copy) && (copy->on_host || !on_host);
+    copy->readable = false;
+    copy->on_host = on_host;
+    cairn_published_write_begin(cairn_copy_head(copy));
+}
+
+cairn_status cairn_published_ready(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    return cairn_copy_follow(job, &job->versions.copies[job->versions.writing], why);
+}
+
+static void is_written(struct cairn_published *copy, struct cairn_version version)
+{
+    cairn_published_write_end(cairn_copy_head(copy), version, cairn_copy_sides(copy));
+    copy->version = version;
+    copy->readable = true;
+}
+
+void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
+                         bool frozen_changed)
+{
+    assert(job->versions.writing != CAIRN_PUBLISHED_NONE);
+    for (uint32_t i = 0; frozen_changed && i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        job->versions.copies[i].stale = true;
+    job->versions.newest = job->versions.writing;
+    job->versions.writing = CAIRN_PUBLISHED_NONE;
+    is_written(&job->versions.copies[job->versions.newest], version);
+    job->versions.copies[job->versions.newest].stale = false;
+}
+
+void cairn_published_seal_begin(struct cairn_shard_job *job)
+{
+    job->versions.copies[0].on_host = goes_to_host(job, &job->versions.copies[0]);
+}
+
+void cairn_published_seal_end(struct cairn_shard_job *job, struct cairn_version version)
+{
+    job->versions.newest = 0;
+    is_written(&job->versions.copies[0], version);
+    cairn_published_note_params(job);
+}
+
+void cairn_published_note_params(struct cairn_shard_job *job)
+{
+    job->versions.param = job->versions.copies[job->versions.newest].version;
+    job->versions.knows_param = true;
+}
+
+void cairn_published_forget_params(struct cairn_shard_job *job)
+{
+    job->versions.knows_param = false;
+}
+
+/* ---- copies for leases ---- */
+
+/* How many versions are leased: each of them has a copy beyond the two. */
+static uint32_t leased_count(const struct cairn_shard_job *job)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        count += is_leased(job, copy);
+    }
+    return count;
+}
+
+cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
+                                 struct cairn_sentence *why)
+{
+    const uint64_t bytes = cairn_copy_bytes(job);
+    uint32_t index = 0;
+    while (index < CAIRN_SHARD_PUBLISHED_MAX && cairn_copy_is_there(&job->versions.copies[index]))
+        index++;
+    if (index == CAIRN_SHARD_PUBLISHED_MAX)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "%d versions of job %s are leased already, the most there can be: wait "
+                          "until one of these leases ends, or share its version",
+                          CAIRN_LEASED_VERSIONS_MAX, job->spec.name);
+    cairn_status status = cairn_shard_job_take(job, &job->memory.published, bytes, what, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_copy_open(job, index, why);
+    if (status != CAIRN_OK) {
+        cairn_shard_job_give(job, &job->memory.published, bytes);
+        return status;
+    }
+    job->versions.leased_bytes += bytes;
+    job->memory.device += cairn_copy_device_bytes(&job->versions.copies[index]);
+    job->versions.copies[index].stale = true; // it has no frozen tensors yet
+    return CAIRN_OK;
+}
+
+/* Gives back the budget of a copy for a lease. Copies took it by the view of their time, so sizes
+ * may differ from the present one: the last copy gives back whatever is left. */
+static void give_leased(struct cairn_shard_job *job)
+{
+    uint64_t bytes = cairn_copy_bytes(job);
+    const bool is_last = cairn_copy_count(job) <= CAIRN_COPIES_ALWAYS;
+    if (is_last || bytes > job->versions.leased_bytes) bytes = job->versions.leased_bytes;
+    job->versions.leased_bytes -= bytes;
+    cairn_shard_job_give(job, &job->memory.published, bytes);
+}
+
+void cairn_published_trim(struct cairn_shard_job *job)
+{
+    if (job->park.is_under_way) return; // it copies them; when it has ended
+    while (cairn_copy_count(job) > CAIRN_COPIES_ALWAYS + leased_count(job)) {
+        const uint32_t index = oldest_spare(job);
+        assert(index < CAIRN_SHARD_PUBLISHED_MAX); // of three that nobody leased, two are in use
+        if (job->versions.copies[index].sends > 0) return; // when they end
+        job->memory.device -= cairn_copy_device_bytes(&job->versions.copies[index]);
+        cairn_copy_close(job, &job->versions.copies[index]);
+        give_leased(job); // at once: the next lease takes them
+    }
+}
+
+void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy)
+{
+    job->versions.copies[copy - job->versions.copies].sends++;
+}
+
+void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy)
+{
+    assert(copy->sends > 0);
+    if (--job->versions.copies[copy - job->versions.copies].sends > 0) return;
+    if (job->state != CAIRN_JOB_SERVING) return;
+    cairn_published_trim(job);
+    job->shard->up->copies_ended(job);
+}
+
+/* ==== leases ==== */
+
+/* Leases on published versions: see read.h. */
+
+bool cairn_shard_is_leased(const struct cairn_shard_job *job, struct cairn_version version)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
+        const struct cairn_shard_lease *lease = &job->versions.leases[i];
+        if (lease->number != 0 && cairn_version_compare(lease->version, version) == 0) return true;
+    }
+    return false;
+}
+
+static struct cairn_shard_lease *find_lease(struct cairn_shard_job *job, uint64_t number)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++)
+        if (job->versions.leases[i].number == number) return &job->versions.leases[i];
+    return NULL;
+}
+
+/* A coordinator before this one asked for it, and this one knows nothing of it. */
+static bool is_orphan(const struct cairn_shard_job *job, const struct cairn_shard_lease *lease)
+{
+    return lease->number != 0 && lease->coordinator != job->shard->session.coordinator.incarnation;
+}
+
+/* Ends all leases of an earlier coordinator, except on `wanted`. Returns false if none was
+ * ended. */
+static bool end_orphans(struct cairn_shard_job *job, struct cairn_version wanted)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
+        struct cairn_shard_lease *lease = &job->versions.leases[i];
+        if (!is_orphan(job, lease) || cairn_version_compare(lease->version, wanted) == 0) continue;
+        *lease = (struct cairn_shard_lease) { .number = 0 };
+        count++;
+    }
+    if (count == 0) return false;
+    cairn_log_info("job %s: %u leases of a coordinator before this one have ended, to make room",
+                   job->spec.name, count);
+    cairn_published_trim(job);
+    return true;
+}
+
+static void on_end(uv_timer_t *timer);
+
+/* Sets the timer to the next end. */
+static void set_timer(struct cairn_shard *shard)
+{
+    const uint64_t now_ms = uv_now(shard->loop);
+    uint64_t first_ms = UINT64_MAX;
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
+            const struct cairn_shard_lease *lease = &job->versions.leases[i];
+            if (lease->number != 0 && lease->ends_ms < first_ms) first_ms = lease->ends_ms;
+        }
+    }
+    if (first_ms == UINT64_MAX)
+        uv_timer_stop(&shard->lease_timer);
+    else
+        uv_timer_start(&shard->lease_timer, on_end, first_ms > now_ms ? first_ms - now_ms : 0, 0);
+}
+
+/* Judged as a whole before anything is taken. */
+static cairn_status judge_keep(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
+                               struct cairn_sentence *why)
+{
+    const struct cairn_version wanted = { message->generation, message->step };
+    if (message->lease == 0 || message->ttl_ms == 0 || message->ttl_ms > CAIRN_SHARD_LEASE_MS_MAX)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "a lease of %u ms: 1 to %d are allowed",
+                          message->ttl_ms, CAIRN_SHARD_LEASE_MS_MAX);
+    if (job->state != CAIRN_JOB_SERVING)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
+    if (cairn_published_find(job, wanted) != NULL) return CAIRN_OK;
+    const struct cairn_version newest = job->versions.copies[job->versions.newest].version;
+    const cairn_status status = cairn_published_missing(job, wanted);
+    return cairn_fail(why, status, "version %llu.%llu of job %s is %s, the newest is %llu.%llu",
+                      (unsigned long long)wanted.generation, (unsigned long long)wanted.step,
+                      job->spec.name,
+                      status == CAIRN_ERR_NOT_READY ? "not published yet" : "not kept any more",
+                      (unsigned long long)newest.generation, (unsigned long long)newest.step);
+}
+
+static cairn_status add_copy(struct cairn_shard_job *job, struct cairn_version wanted,
+                             struct cairn_sentence *why)
+{
+    char what[CAIRN_NAME_MAX + 96];
+    snprintf(what, sizeof what, "a lease of version %llu.%llu of job %s",
+             (unsigned long long)wanted.generation, (unsigned long long)wanted.step,
+             job->spec.name);
+    return cairn_published_add(job, what, why);
+}
+
+/* In the place of one of an earlier coordinator, if there is no other. */
+static cairn_status begin_lease(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
+                                struct cairn_shard_lease **out, struct cairn_sentence *why)
+{
+    const struct cairn_version wanted = { message->generation, message->step };
+    struct cairn_shard_lease *lease = find_lease(job, 0);
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; lease == NULL && i < CAIRN_SHARD_LEASES_MAX; i++)
+        if (is_orphan(job, &job->versions.leases[i]) &&
+            cairn_version_compare(job->versions.leases[i].version, wanted) == 0)
+            lease = &job->versions.leases[i];
+    if (lease == NULL)
+        return cairn_fail(
+            why, CAIRN_ERR_BUSY,
+            "%d leases of job %s are held already: end one, or wait for one to run out",
+            CAIRN_SHARD_LEASES_MAX, job->spec.name);
+    if (!cairn_shard_is_leased(job, wanted)) status = add_copy(job, wanted, why);
+    if (status != CAIRN_OK) return status;
+    *lease = (struct cairn_shard_lease) { .number = message->lease, .version = wanted };
+    *out = lease;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
+                                    struct cairn_sentence *why)
+{
+    const struct cairn_version wanted = { message->generation, message->step };
+    cairn_status status = judge_keep(job, message, why);
+    if (status != CAIRN_OK) return status;
+    struct cairn_shard_lease *lease = find_lease(job, message->lease);
+    if (lease != NULL && cairn_version_compare(lease->version, wanted) != 0)
+        return cairn_fail(why, CAIRN_ERR_EXISTS, "that lease is of another version");
+    if (lease == NULL) status = begin_lease(job, message, &lease, why);
+    if (status != CAIRN_OK && end_orphans(job, wanted))
+        status = begin_lease(job, message, &lease, why);
+    if (status != CAIRN_OK) return status;
+    lease->coordinator = job->shard->session.coordinator.incarnation;
+    lease->ends_ms = uv_now(job->shard->loop) + message->ttl_ms + message->ttl_ms / 4;
+    set_timer(job->shard);
+    return CAIRN_OK;
+}
+
+void cairn_shard_lease_end(struct cairn_shard_job *job, uint64_t number)
+{
+    struct cairn_shard_lease *lease = number != 0 ? find_lease(job, number) : NULL;
+    if (lease == NULL) return;
+    *lease = (struct cairn_shard_lease) { .number = 0 };
+    cairn_published_trim(job);
+    set_timer(job->shard);
+}
+
+static void expire(struct cairn_shard_job *job, uint64_t now_ms)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
+        struct cairn_shard_lease *lease = &job->versions.leases[i];
+        if (lease->number == 0 || lease->ends_ms > now_ms) continue;
+        cairn_log_info("job %s: version %llu.%llu is leased no more: the coordinator has not said "
+                       "so for longer than the lease",
+                       job->spec.name, (unsigned long long)lease->version.generation,
+                       (unsigned long long)lease->version.step);
+        *lease = (struct cairn_shard_lease) { .number = 0 };
+        cairn_published_trim(job);
+    }
+}
+
+/* Ends the leases that the coordinator has not renewed in time, and so has forgotten. */
+static void on_end(uv_timer_t *timer)
+{
+    struct cairn_shard *shard = timer->data;
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        expire(job, uv_now(shard->loop));
+    set_timer(shard);
+}
+
+/* ==== reply ==== */
+
+/* ---- memory ---- */
+
+static struct cairn_reply *reply_new(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    const size_t bytes = cairn_reply_bytes(job->replies.bytes);
+    if (cairn_shard_job_take(job, &job->memory.staging, bytes, "a reply", why) != CAIRN_OK)
+        return NULL;
+    struct cairn_reply *reply = malloc(bytes);
+    if (reply == NULL) {
+        cairn_shard_job_give(job, &job->memory.staging, bytes);
+        cairn_sentence_set(why, "no memory for a reply");
+        return NULL;
+    }
+    reply->job = job;
+    reply->is_kept = reply->is_used = false;
+    return reply;
+}
+
+static void reply_free(struct cairn_reply *reply)
+{
+    struct cairn_shard_job *job = reply->job;
+    cairn_shard_job_give(job, &job->memory.staging, cairn_reply_bytes(job->replies.bytes));
+    free(reply);
+}
+
+/* ---- those that workers keep ---- */
+
+static bool keeps_one(const struct cairn_member *member)
+{
+    return member->role == CAIRN_ROLE_WIRE_WORKER || member->is_mover;
+}
+
+/* Counts the members that should keep a reply and keep none; *one_out: one of them, or NULL. */
+static uint32_t count_without(const struct cairn_shard_job *job, struct cairn_member **one_out)
+{
+    uint32_t count = 0;
+    *one_out = NULL;
+    for (size_t i = 0; i < job->members.capacity; i++) {
+        struct cairn_member *member = job->members.list[i];
+        if (member == NULL || !keeps_one(member) || member->kept != NULL) continue;
+        *one_out = member;
+        count++;
+    }
+    return count;
+}
+
+cairn_status cairn_reply_keep(struct cairn_member *member, struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = member->job;
+    struct cairn_member *one;
+    if (!keeps_one(member) || member->kept != NULL) return CAIRN_OK;
+    member->kept = reply_new(member->job, why);
+    if (member->kept != NULL) member->kept->is_kept = true;
+    return count_without(job, &one) <= job->replies.away ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+void cairn_reply_move(struct cairn_member *from, struct cairn_member *to)
+{
+    to->kept = from->kept;
+    from->kept = NULL;
+}
+
+void cairn_reply_forget(struct cairn_member *member)
+{
+    struct cairn_reply *reply = member->kept;
+    member->kept = NULL;
+    if (reply == NULL) return;
+    if (reply->is_used)
+        member->job->replies.away++;
+    else
+        reply_free(reply);
+}
+
+/* Its worker left: another one that came meanwhile may have none. */
+static void hand_over(struct cairn_reply *reply)
+{
+    struct cairn_shard_job *job = reply->job;
+    struct cairn_member *without;
+    assert(job->replies.away > 0);
+    job->replies.away--;
+    if (count_without(job, &without) == 0)
+        reply_free(reply);
+    else
+        without->kept = reply;
+}
+
+/* ---- fetches ---- */
+
+/* Once, until there was room for one more. */
+static void say_short(const struct cairn_member *member, const char *why)
+{
+    struct cairn_shard_job *job = member->job;
+    if (!job->replies.is_short)
+        cairn_log_warn("job %s: a fetch of %s waits, as others will: %s; meanwhile %s",
+                       job->spec.name, member->name, why,
+                       member->kept != NULL ? "each worker is sent a chunk at a time"
+                                            : "it is sent nothing, and workers a chunk at a time");
+    job->replies.is_short = true;
+}
+
+static struct cairn_reply *reply_another(const struct cairn_member *member)
+{
+    struct cairn_sentence why;
+    struct cairn_reply *reply = reply_new(member->job, &why);
+    if (reply == NULL)
+        say_short(member, why.text);
+    else
+        member->job->replies.is_short = false;
+    return reply;
+}
+
+static struct cairn_reply *find_free(struct cairn_member *member)
+{
+    struct cairn_shard_job *job = member->job;
+    struct cairn_reply *reply = job->replies.free;
+    if (member->kept != NULL && !member->kept->is_used) return member->kept;
+    if (reply != NULL) job->replies.free = reply->next;
+    return reply;
+}
+
+struct cairn_reply *cairn_reply_open(struct cairn_member *member,
+                                     const struct cairn_chunk_header *header)
+{
+    if (member->replies >= CAIRN_SHARD_REPLIES_MAX) return NULL;
+    struct cairn_reply *reply = find_free(member);
+    if (reply == NULL) reply = reply_another(member);
+    if (reply == NULL) return NULL;
+    reply->header = *header;
+    reply->boxed = reply->is_given = false;
+    reply->is_used = true;
+    member->replies++;
+    return reply;
+}
+
+void cairn_reply_end(struct cairn_reply *reply)
+{
+    struct cairn_shard_job *job = reply->job;
+    struct cairn_member *member = cairn_member_find(job, reply->header.member);
+    if (member != NULL && member->replies > 0) member->replies--;
+    reply->is_used = false;
+    if (!reply->is_kept) {
+        reply->next = job->replies.free;
+        job->replies.free = reply;
+    } else if (member == NULL || member->kept != reply) {
+        hand_over(reply);
+    }
+}
+
+void cairn_replies_release(struct cairn_shard_job *job)
+{
+    if (job->shard->closing) cairn_bring_drop(job);
+    while (job->replies.deferred != NULL) {
+        struct cairn_reply *reply = job->replies.deferred;
+        job->replies.deferred = reply->next;
+        cairn_reply_end(reply);
+    }
+    while (job->replies.free != NULL) {
+        struct cairn_reply *reply = job->replies.free;
+        job->replies.free = reply->next;
+        reply_free(reply);
+    }
+}
+
+/* ==== copies ==== */
+
+/* The memory of published copies, and the sides that they have: see read.h. */
+
+#define SETTLED_WRITES 8 /* in one view: then the layout is taken to stay */
+/* The bytes that a copy keeps for each chunk: its checksum, and whether it was brought. */
+#define CHUNK_BYTES (sizeof(uint64_t) + sizeof(uint8_t))
+
+static const struct cairn_published NO_COPY = { .head = { .base = NULL } };
+
+bool cairn_copy_is_there(const struct cairn_published *copy)
+{
+    return copy->checksums != NULL;
+}
+
+uint64_t cairn_copy_device_bytes(const struct cairn_published *copy)
+{
+    return cairn_plane_units(copy->device.bytes);
+}
+
+/* The bytes of the budget that one more copy takes. */
+uint64_t cairn_copy_bytes(const struct cairn_shard_job *job)
+{
+    return CAIRN_PUBLISHED_PAGE_BYTES + job->view->wire_bytes +
+           (job->view->table.map.chunk_count + 1) * CHUNK_BYTES;
+}
+
+struct cairn_published_head *cairn_copy_head(const struct cairn_published *copy)
+{
+    return (struct cairn_published_head *)copy->head.base;
+}
+
+static void show(const struct cairn_published *copy, struct cairn_member *member)
+{
+    if (!cairn_copy_is_there(copy) || member->peer == NULL) return;
+    cairn_arena_show(&copy->head, member->peer);
+    cairn_arena_show(&copy->wire, member->peer);
+    cairn_arena_show(&copy->device, member->peer);
+}
+
+/* Members of this host may map it, and nobody but this process writes to it. */
+static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy)
+{
+    const uint32_t count = (uint32_t)cairn_segments(copy->wire.bytes);
+    struct cairn_published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
+                                         .shard = job->view->table.map.shard,
+                                         .job = job->number,
+                                         .incarnation = job->shard->incarnation,
+                                         .copy = ++job->shard->copies_made,
+                                         .segment_count = count,
+                                         .side = CAIRN_PUBLISHED_HOST };
+    memcpy(&note.layout_hash, copy->view->layout->hash, sizeof note.layout_hash);
+    bool all = cairn_arena_share(&copy->wire, job->shard->fabric, &note);
+    note.segment = count;
+    all = all && cairn_arena_share(&copy->head, job->shard->fabric, &note);
+    note.segment = 0;
+    note.side = CAIRN_PUBLISHED_DEVICE;
+    cairn_published_set_copy(cairn_copy_head(copy), note.copy);
+    all = all && cairn_arena_share(&copy->device, job->shard->fabric, &note);
+    if (!all) {
+        cairn_arena_unshare(&copy->head, false);
+        cairn_arena_unshare(&copy->wire, false);
+        cairn_log_warn("job %s: a published copy cannot be shared with this host: it is sent",
+                       job->spec.name);
+        return;
+    }
+    for (size_t i = 0; i < job->members.capacity; i++)
+        if (job->members.list[i] != NULL) show(copy, job->members.list[i]);
+}
+
+void cairn_published_show(struct cairn_member *member)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        show(&member->job->versions.copies[i], member);
+}
+
+/* In /proc. */
+struct label {
+    char text[32];
+};
+
+static struct label label_of(const struct cairn_shard_job *job, const struct cairn_published *copy,
+                             const char *what)
+{
+    struct label label;
+    snprintf(label.text, sizeof label.text, "cairn-%s-%u", what,
+             (unsigned)(copy - job->versions.copies));
+    return label;
+}
+
+static cairn_status open_head(const struct cairn_shard_job *job, struct cairn_published *copy,
+                              struct cairn_sentence *why)
+{
+    const struct label label = label_of(job, copy, "head");
+    const cairn_status status = cairn_arena_open_shared(
+        cairn_home_host(), label.text, CAIRN_PUBLISHED_PAGE_BYTES, &copy->head, why);
+    if (status != CAIRN_OK || cairn_arena_take(&copy->head, 0, copy->head.bytes) == CAIRN_OK)
+        return status;
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the head of a version");
+}
+
+/* The last segment of a copy keeps the pages of the largest view that the copy had (gpu/home.h), so
+ * that no step of a move pays for new ones. True if the segment is to be made anew to give the
+ * excess back: no other view has followed for a while, and the excess is not small beside the
+ * copy. */
+static bool is_too_large(const struct cairn_published *copy)
+{
+    const uint64_t bytes = copy->wire.bytes, last = bytes % CAIRN_SEGMENT_BYTES;
+    const uint64_t room = last > 0 ? CAIRN_SEGMENT_BYTES - last : 0,
+                   beyond = copy->most_bytes - bytes;
+    return copy->settled >= SETTLED_WRITES && (beyond < room ? beyond : room) > bytes / 16;
+}
+
+/* Gives back the last segment of a copy; the segments before it stay. */
+static void give_last_segment(const struct cairn_shard_job *job, struct cairn_published *copy,
+                              const char *label)
+{
+    const uint64_t full = copy->wire.bytes / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
+    struct cairn_sentence why;
+    if (full == 0 || cairn_arena_resize(&copy->wire, label, full, &why) != CAIRN_OK)
+        cairn_release(job->shard, &copy->wire);
+    copy->most_bytes = copy->wire.bytes;
+}
+
+/* The bytes that the job's view wants; what there are stay, where that is possible. */
+static cairn_status size_wire(const struct cairn_shard_job *job, struct cairn_published *copy,
+                              struct cairn_sentence *why)
+{
+    const struct label label = label_of(job, copy, "wire");
+    const uint64_t bytes = job->view->wire_bytes;
+    if (is_too_large(copy)) give_last_segment(job, copy, label.text);
+    if (bytes == 0) cairn_release(job->shard, &copy->wire);
+    copy->settled = 0;
+    if (copy->wire.base != NULL) {
+        if (bytes > copy->most_bytes) copy->most_bytes = bytes;
+        return cairn_arena_resize(&copy->wire, label.text, bytes, why);
+    }
+    copy->most_bytes = bytes;
+    const cairn_status status = cairn_arena_open_shared_room(
+        label.text, bytes, job->versions.room_bytes, &copy->wire, why);
+    if (status == CAIRN_OK) cairn_arena_pins_for(&copy->wire, job->compute->home);
+    return status;
+}
+
+/* If all of the job lies on the device: processes that use the card read it there. */
+static bool has_device_side(const struct cairn_shard_job *job)
+{
+    const struct cairn_home *home = job->shard->device.home;
+    return home != NULL && cairn_home_info(home)->exports &&
+           job->planes.host_from == CAIRN_PLANES_ALL;
+}
+
+static cairn_status open_device(struct cairn_shard_job *job, struct cairn_published *copy,
+                                uint64_t wire_bytes, struct cairn_sentence *why)
+{
+    if (!has_device_side(job)) return CAIRN_OK;
+    return cairn_arena_open_shared(job->shard->device.home, "published", wire_bytes, &copy->device,
+                                   why);
+}
+
+uint32_t cairn_copy_count(const struct cairn_shard_job *job)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        count += cairn_copy_is_there(&job->versions.copies[i]);
+    return count;
+}
+
+/* Beside what the streams of the device may still take for themselves. */
+static bool has_room(const struct cairn_shard_job *job, uint64_t bytes)
+{
+    const uint64_t staging = cairn_compute_staging_left(&job->shard->device);
+    const uint64_t free_bytes = cairn_home_free_bytes(job->shard->device.home);
+    return staging <= free_bytes && bytes <= free_bytes - staging;
+}
+
+/* Opens the device's side of the `count`-th copy. Copies beyond the first two are for leases, and
+ * do without that side if there is no room. */
+static cairn_status open_side(struct cairn_shard_job *job, struct cairn_published *copy,
+                              uint32_t count, uint64_t wire_bytes, struct cairn_sentence *why)
+{
+    const bool may_lack = count > CAIRN_COPIES_ALWAYS;
+    if (may_lack && has_device_side(job) && !has_room(job, cairn_plane_units(wire_bytes)))
+        return CAIRN_OK;
+    const cairn_status status = open_device(job, copy, wire_bytes, why);
+    return may_lack && status == CAIRN_ERR_NO_MEMORY ? CAIRN_OK : status;
+}
+
+/* Makes the records of the copy's chunks: no checksum is known yet, and no chunk was brought. */
+static cairn_status open_chunks(const struct cairn_shard_job *job, struct cairn_published *copy,
+                                struct cairn_sentence *why)
+{
+    const size_t count = (size_t)job->view->table.map.chunk_count + 1;
+    uint64_t *checksums = calloc(count, sizeof *checksums);
+    uint8_t *brought = calloc(count, sizeof *brought);
+    if (checksums == NULL || brought == NULL) {
+        free(checksums);
+        free(brought);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
+    }
+    free(copy->checksums);
+    free(copy->brought);
+    copy->checksums = checksums;
+    copy->brought = brought;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_copy_open(struct cairn_shard_job *job, uint32_t index,
+                             struct cairn_sentence *why)
+{
+    struct cairn_published *copy = &job->versions.copies[index];
+    const uint64_t wire_bytes = job->view->wire_bytes;
+    *copy = NO_COPY;
+    cairn_status status = open_chunks(job, copy, why);
+    if (status != CAIRN_OK) return status;
+    copy->view = cairn_shard_view_ref(job->view);
+    status = open_head(job, copy, why);
+    if (status == CAIRN_OK) status = size_wire(job, copy, why);
+    if (status == CAIRN_OK && !job->planes.parked && !job->park.is_under_way)
+        status = open_side(job, copy, cairn_copy_count(job), wire_bytes, why);
+    if (status == CAIRN_OK) {
+        cairn_published_head_init(cairn_copy_head(copy), &copy->view->table.map, job->number,
+                                  wire_bytes);
+        share_copy(job, copy);
+        return CAIRN_OK;
+    }
+    cairn_arena_close(&copy->head);
+    cairn_arena_close(&copy->wire);
+    free(copy->checksums);
+    free(copy->brought);
+    cairn_shard_view_unref(copy->view);
+    *copy = NO_COPY;
+    return status;
+}
+
+void cairn_copy_close(const struct cairn_shard_job *job, struct cairn_published *copy)
+{
+    if (!cairn_copy_is_there(copy)) return;
+    // Whoever has it mapped sees that it is no version any more.
+    if (copy->head.base != NULL) cairn_published_write_begin(cairn_copy_head(copy));
+    cairn_release(job->shard, &copy->head);
+    cairn_release(job->shard, &copy->wire);
+    cairn_release(job->shard, &copy->device);
+    free(copy->checksums);
+    free(copy->brought);
+    cairn_shard_view_unref(copy->view);
+    *copy = NO_COPY;
+}
+
+/* Its side on the device, for the job's view. Where there is no room it goes on without. */
+static cairn_status follow_device(struct cairn_shard_job *job, struct cairn_published *copy,
+                                  struct cairn_sentence *why)
+{
+    if (job->planes.parked) return CAIRN_OK;
+    job->memory.device -= cairn_copy_device_bytes(copy);
+    cairn_arena_unshare(&copy->device, false);
+    cairn_arena_close(&copy->device);
+    const uint64_t bytes = job->view->wire_bytes;
+    if (!has_device_side(job) || has_room(job, cairn_plane_units(bytes))) {
+        const cairn_status status = open_device(job, copy, bytes, why);
+        if (status != CAIRN_OK && status != CAIRN_ERR_NO_MEMORY) return status;
+    }
+    job->memory.device += cairn_copy_device_bytes(copy);
+    copy->on_host = copy->on_host || copy->device.base == NULL;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_published *copy,
+                               struct cairn_sentence *why)
+{
+    if (copy->view == job->view) {
+        copy->settled++;
+        if (!is_too_large(copy)) return CAIRN_OK;
+    }
+    cairn_status status = open_chunks(job, copy, why);
+    if (status != CAIRN_OK) return status;
+    copy->readable = copy->holds_params = false;
+    copy->stale = true;
+    // Whoever has it mapped keeps the old head, which says for good that it is no version.
+    cairn_published_write_begin(cairn_copy_head(copy));
+    cairn_arena_unshare(&copy->head, false);
+    cairn_arena_unshare(&copy->wire, false);
+    cairn_arena_close(&copy->head);
+    status = size_wire(job, copy, why);
+    if (status == CAIRN_OK) status = follow_device(job, copy, why);
+    if (status == CAIRN_OK) status = open_head(job, copy, why);
+    if (status != CAIRN_OK) return status;
+    cairn_shard_view_unref(copy->view);
+    copy->view = cairn_shard_view_ref(job->view);
+    cairn_published_head_init(cairn_copy_head(copy), &copy->view->table.map, job->number,
+                              copy->view->wire_bytes);
+    share_copy(job, copy);
+    return CAIRN_OK;
+}
+
+uint32_t cairn_copy_sides(const struct cairn_published *copy)
+{
+    return (copy->on_host ? CAIRN_PUBLISHED_HOST : 0u) |
+           (copy->device.base != NULL ? CAIRN_PUBLISHED_DEVICE : 0u);
+}
+
+/* ---- parked, and back ---- */
+
+bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint32_t n,
+                          struct cairn_published_move *move_out)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        if (copy->device.base == NULL || (to_host && (copy->on_host || !copy->readable))) continue;
+        if (n-- > 0) continue;
+        *move_out = to_host ? (struct cairn_published_move) { copy->wire.base, copy->device.base,
+                                                              copy->wire.bytes }
+                            : (struct cairn_published_move) { copy->device.base, copy->wire.base,
+                                                              copy->wire.bytes };
+        return true;
+    }
+    return false;
+}
+
+uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool all)
+{
+    uint64_t bytes = 0;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        count += cairn_copy_is_there(copy);
+        if (!all)
+            bytes += cairn_copy_device_bytes(copy);
+        else if (cairn_copy_is_there(copy) && count <= CAIRN_COPIES_ALWAYS && has_device_side(job))
+            bytes += cairn_plane_units(copy->wire.bytes);
+    }
+    return bytes;
+}
+
+cairn_status cairn_published_open_device(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX && status == CAIRN_OK; i++) {
+        struct cairn_published *copy = &job->versions.copies[i];
+        if (cairn_copy_is_there(copy))
+            status = open_side(job, copy, ++count, copy->wire.bytes, why);
+    }
+    return status;
+}
+
+/* Whoever has a side mapped keeps that, and what was read of it; nobody begins to read one that is gone. */
+static void tell_sides(const struct cairn_published *copy)
+{
+    if (copy->readable) cairn_published_set_sides(cairn_copy_head(copy), cairn_copy_sides(copy));
+}
+
+void cairn_published_park(struct cairn_shard_job *job)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        struct cairn_published *copy = &job->versions.copies[i];
+        if (copy->device.base == NULL) continue;
+        cairn_arena_unshare(&copy->device, false);
+        cairn_release(job->shard, &copy->device);
+        copy->on_host = true;
+        tell_sides(copy);
+    }
+}
+
+void cairn_published_unpark(struct cairn_shard_job *job)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        struct cairn_published *copy = &job->versions.copies[i];
+        if (copy->device.base == NULL) continue;
+        cairn_arena_unshare(&copy->head, false);
+        cairn_arena_unshare(&copy->wire, false);
+        share_copy(job, copy); // under another number: with the new side
+        tell_sides(copy);
+    }
+}

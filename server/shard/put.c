@@ -1,0 +1,736 @@
+/* The initial state, put chunk by chunk by one declared worker while the job is INITIALIZING. */
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/spec/scalars.h"
+#include "server/shard/shard.h"
+#include "server/shard/state.h"
+
+static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+                   cairn_status status, const struct cairn_sentence *why)
+{
+    cairn_member_note_refusal(member, header, why->text);
+    cairn_member_refuse(member, header, status);
+}
+
+cairn_status cairn_put_judge_chunk(const struct cairn_shard_job *job,
+                                   const struct cairn_chunk_header *header, struct cairn_put *out,
+                                   struct cairn_sentence *why)
+{
+    if (cairn_shard_map_chunk_number(&job->view->table.map, header->tensor, header->first_leaf,
+                                     header->leaf_count, &out->chunk) != CAIRN_OK) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u, leaves %llu + %u: not a chunk here",
+                          header->tensor, (unsigned long long)header->first_leaf,
+                          header->leaf_count);
+    }
+    out->place = cairn_shard_map_chunk(&job->view->table.map, out->chunk);
+    return CAIRN_OK;
+}
+
+cairn_dtype cairn_put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put)
+{
+    return job->view->forms[job->view->table.extent_of[put->chunk]].master;
+}
+
+cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
+                                     const struct cairn_put *put, struct cairn_sentence *why)
+{
+    const uint64_t bytes = put->piece.count * cairn_dtype_bytes(header->dtype);
+    if (header->payload_bytes == bytes) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: a payload of %llu bytes, not %llu",
+                      header->tensor, (unsigned long long)header->payload_bytes,
+                      (unsigned long long)bytes);
+}
+
+cairn_status cairn_put_judge_plane(const struct cairn_shard_job *job,
+                                   const struct cairn_chunk_header *header,
+                                   const struct cairn_put *put, struct cairn_sentence *why)
+{
+    const char *name = job->spec.tensors[header->tensor].name;
+    const struct cairn_form *form = &job->view->forms[job->view->table.extent_of[put->chunk]];
+    const cairn_dtype dtype = cairn_put_dtype(job, put);
+    if (!cairn_plane_is_state(header->plane) || header->dtype != dtype)
+        return cairn_fail(
+            why, CAIRN_ERR_MALFORMED, "tensor %s, plane %u in %s: param and moments are put, in %s",
+            name, header->plane, cairn_dtype_name(header->dtype), cairn_dtype_name((int)dtype));
+    if (!cairn_form_keeps(form, header->plane))
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s", name,
+                          cairn_plane_name(header->plane));
+    return CAIRN_OK;
+}
+
+/* Moments have one source. */
+static bool may_put(const struct cairn_member *member, int plane)
+{
+    return plane == CAIRN_PLANE_PARAM || member->rank == 0;
+}
+
+/* Judged without side effects. On success chunk, place and piece of *out are set. */
+static cairn_status judge_put(const struct cairn_member *member,
+                              const struct cairn_chunk_header *header, struct cairn_put *out,
+                              struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = member->job;
+    if (job->state == CAIRN_JOB_LOADING) {
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "its state is being read or made");
+    }
+    if (job->state == CAIRN_JOB_SERVING && header->round != 0)
+        return cairn_write_judge(member, header, out, why);
+    if (job->state == CAIRN_JOB_SERVING)
+        return cairn_fail(why, CAIRN_ERR_EXISTS,
+                          "its initial state is complete here, with other values");
+    if (job->state != CAIRN_JOB_INITIALIZING) {
+        return cairn_fail(why, CAIRN_ERR_STALE, "its initial state is complete");
+    }
+    if (header->tile == CAIRN_TILE_BOX)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "a box of an initial state");
+    cairn_status status = cairn_put_judge_chunk(job, header, out, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_put_judge_plane(job, header, out, why);
+    if (status != CAIRN_OK) return status;
+    if (header->plane != CAIRN_PLANE_PARAM && header->tile != CAIRN_TILE_WHOLE)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "a part of moments of an initial state");
+    if (!may_put(member, header->plane))
+        return cairn_fail(why, CAIRN_ERR_REFUSED, "rank 0 puts moments, this is rank %u",
+                          member->rank);
+    if (cairn_spec_has_origin(&job->spec, header->tensor)) {
+        return cairn_fail(why, CAIRN_ERR_EXISTS,
+                          "tensor %s has its initial state from the job's spec",
+                          job->spec.tensors[header->tensor].name);
+    }
+    status = cairn_tiles_piece(member, header, &out->place, &out->piece, why);
+    return status == CAIRN_OK ? cairn_put_judge_payload(header, out, why) : status;
+}
+
+static uint8_t *buffer_of(const struct cairn_shard_job *job, const struct cairn_put *put)
+{
+    return job->puts.arena.base + (size_t)(put - job->puts.list) * job->puts.bytes;
+}
+
+/* The buffers are needed no more once the job serves and nothing lands in them. */
+static void close_buffers(struct cairn_shard_job *job)
+{
+    if (job->state == CAIRN_JOB_INITIALIZING || job->puts.write != NULL) return;
+    for (uint32_t i = 0; i < job->puts.max; i++) {
+        if (job->puts.list[i].job != NULL) return;
+    }
+    cairn_release(job->shard, &job->puts.arena);
+}
+
+cairn_status cairn_put_open_buffers(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    if (job->puts.arena.base != NULL) return CAIRN_OK; // counted since the job was made
+    return cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
+                                    &job->puts.arena, why);
+}
+
+static void acknowledge(struct cairn_member *member, const struct cairn_chunk_header *header)
+{
+    struct cairn_chunk_header ack = *header;
+    ack.kind = CAIRN_CHUNK_ACK;
+    ack.payload_bytes = ack.checksum = 0;
+    cairn_member_send(member, &ack);
+}
+
+static void *state_of(const struct cairn_shard_job *job, const struct cairn_put *put)
+{
+    return cairn_planes_at(&job->planes, put->header.plane, job->view->table.extent_of[put->chunk],
+                           put->place.local_elem);
+}
+
+#define MOMENTS (CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG) | CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG_SQ))
+
+void cairn_put_count_moments(struct cairn_shard_job *job, uint64_t member)
+{
+    if (job->puts.moments_of == member) return;
+    job->puts.moments_of = member;
+    for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
+        const unsigned stale = job->puts.have[c] & MOMENTS;
+        job->puts.have[c] = (uint8_t)((job->puts.have[c] ^ stale) | stale << CAIRN_PUT_STALE_SHIFT);
+    }
+}
+
+static void note_put(struct cairn_shard_job *job, const struct cairn_put *put)
+{
+    uint8_t *have = &job->puts.have[put->chunk];
+    const unsigned plane = put->header.plane;
+    if (plane == CAIRN_PLANE_PARAM) {
+        *have = (uint8_t)(*have | CAIRN_PUT_HAS(plane));
+        return;
+    }
+    cairn_put_count_moments(job, put->header.member);
+    *have = (uint8_t)((*have & ~CAIRN_PUT_STALE(plane)) | CAIRN_PUT_HAS(plane));
+}
+
+cairn_status cairn_put_judge_again(const struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    uint64_t c = 0;
+    while (c < job->view->table.map.chunk_count &&
+           (job->puts.have[c] & MOMENTS << CAIRN_PUT_STALE_SHIFT) == 0)
+        c++;
+    if (c == job->view->table.map.chunk_count) return CAIRN_OK;
+    const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
+    return cairn_fail(
+        why, CAIRN_ERR_EXISTS,
+        "shard %s has its initial state already, with moments of %s: put them, too, or "
+        "drop the job and begin anew",
+        job->shard->name, job->spec.tensors[tensor].name);
+}
+
+/* Put again after another shard's part was found missing, when this one's was sealed already: the same values
+ * are as good as put; of a whole chunk its checksum tells. */
+static bool is_sealed_alike(const struct cairn_member *member,
+                            const struct cairn_chunk_header *header)
+{
+    struct cairn_shard_job *job = member->job;
+    struct cairn_put put = { .header = *header };
+    if (job->state != CAIRN_JOB_SERVING || header->round != 0 ||
+        cairn_step_version(job->collector.step).step != job->base_step ||
+        header->tile != CAIRN_TILE_WHOLE || !may_put(member, header->plane) ||
+        cairn_put_judge_chunk(job, header, &put, NULL) != CAIRN_OK ||
+        cairn_put_judge_plane(job, header, &put, NULL) != CAIRN_OK)
+        return false;
+    const size_t bytes = (size_t)put.place.elem_count * cairn_dtype_bytes(header->dtype);
+    if (header->payload_bytes != bytes) return false;
+    struct cairn_works *works = cairn_compute_loop(job->compute);
+    const void *had = cairn_works_get(works, state_of(job, &put), bytes);
+    const bool is_alike = header->checksum == cairn_chunk_checksum(had, bytes);
+    if (cairn_works_run(works, NULL) != CAIRN_OK || !is_alike) return false;
+    note_put(job, &put);
+    return true;
+}
+
+/* Into the state, or beside it. */
+static cairn_status keep(struct cairn_put *put, struct cairn_sentence *why)
+{
+    struct cairn_shard_job *job = put->job;
+    struct cairn_works *works = cairn_compute_loop(job->compute);
+    const uint8_t *bytes = buffer_of(job, put);
+    if (job->state == CAIRN_JOB_SERVING) return cairn_write_take(job, put, bytes, why);
+    if (put->piece.count == put->place.elem_count) {
+        cairn_works_copy(works, state_of(job, put), bytes, (size_t)put->header.payload_bytes);
+        note_put(job, put);
+    } else {
+        cairn_tiles_put(job, put->chunk, &put->piece, &put->place, (const float *)bytes);
+    }
+    const cairn_status status = cairn_works_run(works, why);
+    (void)cairn_shard_job_failed(job, status, why);
+    return status;
+}
+
+/* The payload is whole: into the state, unless it is not wanted any more. */
+static void take(struct cairn_put *put, struct cairn_member *member)
+{
+    struct cairn_shard_job *job = put->job;
+    struct cairn_sentence why;
+    const size_t bytes = (size_t)put->header.payload_bytes;
+    if (job->state != CAIRN_JOB_INITIALIZING && !cairn_write_is(job, &put->header)) {
+        cairn_sentence_set(&why, "its initial state is complete, or the write is over");
+        refuse(member, &put->header, CAIRN_ERR_STALE, &why);
+        return;
+    }
+    if (cairn_chunk_checksum(buffer_of(job, put), bytes) != put->header.checksum) {
+        cairn_sentence_set(&why, "its checksum does not match");
+        refuse(member, &put->header, CAIRN_ERR_CHECKSUM, &why);
+        return;
+    }
+    const cairn_status status = keep(put, &why);
+    if (status != CAIRN_OK) {
+        refuse(member, &put->header, status, &why);
+        return;
+    }
+    cairn_bytes_put(job, put->header.member, bytes);
+    acknowledge(member, &put->header);
+}
+
+static void on_received(void *arg, cairn_status status)
+{
+    struct cairn_put *put = arg;
+    struct cairn_shard_job *job = put->job;
+    struct cairn_member *member = cairn_member_find(job, put->header.member);
+    if (status == CAIRN_OK && member != NULL) take(put, member);
+    put->job = NULL;
+    close_buffers(job);
+    cairn_shard_job_settle(job);
+    cairn_shard_job_idle(job);
+}
+
+static struct cairn_put *find_free(struct cairn_shard_job *job)
+{
+    for (uint32_t i = 0; i < job->puts.max; i++) {
+        if (job->puts.list[i].job == NULL) return &job->puts.list[i];
+    }
+    return NULL;
+}
+
+void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                          struct cairn_fabric_message *message)
+{
+    struct cairn_shard_job *job = member->job;
+    struct cairn_sentence why;
+    struct cairn_put judged = { .job = job, .header = *header };
+    if (is_sealed_alike(member, header)) {
+        acknowledge(member, header);
+        cairn_fabric_drop(message);
+        return;
+    }
+    struct cairn_put *put = find_free(job);
+    cairn_status status = judge_put(member, header, &judged, &why);
+    if (status == CAIRN_OK && put == NULL)
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "%u puts are being received", job->puts.max);
+    if (status == CAIRN_OK) {
+        status = cairn_fabric_receive(message, buffer_of(job, put), job->puts.bytes, on_received,
+                                      put);
+        if (status != CAIRN_OK)
+            status = cairn_fail(&why, CAIRN_ERR_BUSY, "no memory to receive it");
+    }
+    if (status != CAIRN_OK) {
+        refuse(member, header, status, &why);
+        cairn_fabric_drop(message);
+        return;
+    }
+    *put = judged;
+    cairn_shard_job_busy(job);
+}
+
+cairn_status cairn_put_whole(const struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    size_t missing = 0;
+    uint32_t last = UINT32_MAX;
+    struct cairn_sentence names = { "" };
+    for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
+        const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
+        const bool is_put = (job->puts.have[c] & CAIRN_PUT_HAS(CAIRN_PLANE_PARAM)) != 0;
+        if (tensor == last || is_put || cairn_tiles_put_whole(job, c)) continue;
+        last = tensor;
+        if (++missing <= 5)
+            cairn_sentence_add(&names, "%s%s", missing > 1 ? ", " : "",
+                               job->spec.tensors[tensor].name);
+    }
+    if (missing == 0) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NOT_READY,
+                      "shard %s has no whole initial state of %zu tensors: %s%s; put them first",
+                      job->shard->name, missing, names.text, missing > 5 ? ", ..." : "");
+}
+
+void cairn_put_end(struct cairn_shard_job *job)
+{
+    close_buffers(job);
+}
+
+/* ==== write ==== */
+
+/* Writes at a step boundary: in a round of its own a worker puts chunks of planes, or boxes of
+ * them. They are kept beside the state, each chunk in memory of its own, into which boxes are laid
+ * over what the state has. They take effect together by the decision WRITE; a write that ends
+ * otherwise is forgotten. Copies that readers have are never touched: the new values go with the
+ * next version. */
+
+struct cairn_write {
+    uint64_t round, member;
+    uint64_t budget_bytes;
+    bool has_param;
+    uint8_t *staged[]; /* owned: [map.chunk_count][CAIRN_PLANE_COUNT]; NULL: as it was */
+};
+
+static uint8_t **staged_of(struct cairn_write *write, uint64_t chunk, int plane)
+{
+    return &write->staged[chunk * CAIRN_PLANE_COUNT + (unsigned)plane];
+}
+
+void cairn_write_close(struct cairn_shard_job *job)
+{
+    struct cairn_write *write = job->puts.write;
+    if (write == NULL) return;
+    job->puts.write = NULL;
+    for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++)
+        for (int p = 0; p < CAIRN_PLANE_COUNT; p++) free(*staged_of(write, c, p));
+    cairn_shard_job_give(job, &job->memory.staging, write->budget_bytes);
+    free(write);
+    cairn_put_end(job);
+}
+
+void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t member)
+{
+    struct cairn_sentence why;
+    const size_t count = (size_t)job->view->table.map.chunk_count * CAIRN_PLANE_COUNT;
+    const size_t bytes = sizeof(struct cairn_write) + count * sizeof(uint8_t *);
+    cairn_write_close(job);
+    cairn_status status = cairn_put_open_buffers(job, &why);
+    if (status == CAIRN_OK)
+        status = cairn_shard_job_take(job, &job->memory.staging, bytes, "a write", &why);
+    if (status != CAIRN_OK) {
+        cairn_log_warn("job %s: no write here: %s", job->spec.name, why.text);
+        return; // its puts are refused, and so it is given up
+    }
+    struct cairn_write *write = calloc(1, bytes);
+    if (write == NULL) {
+        cairn_shard_job_give(job, &job->memory.staging, bytes);
+        return;
+    }
+    write->round = round;
+    write->member = member;
+    write->budget_bytes = bytes;
+    job->puts.write = write;
+}
+
+cairn_status cairn_write_judge(const struct cairn_member *member,
+                               const struct cairn_chunk_header *header, struct cairn_put *out,
+                               struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = member->job;
+    const bool open = cairn_write_is(job, header) &&
+                      cairn_step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING;
+    // The writer may hear of its write before this shard does: it asks again.
+    if (!open && header->round > cairn_step_round_seen(job->collector.step))
+        return cairn_fail(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
+    if (!open) return cairn_fail(why, CAIRN_ERR_STALE, "no write of this round is open");
+    // A chunk of which a box is put begins as the state is, and that state is not here yet.
+    if (header->tile == CAIRN_TILE_BOX && job->move.now != NULL && job->move.now->take != NULL)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
+    cairn_status status = cairn_put_judge_chunk(job, header, out, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_put_judge_plane(job, header, out, why);
+    if (status != CAIRN_OK) return status;
+    out->piece = (struct cairn_piece) { .count = out->place.elem_count };
+    if (header->tile == CAIRN_TILE_BOX) return CAIRN_OK; // the box says how long it is
+    return cairn_put_judge_payload(header, out, why);
+}
+
+bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header)
+{
+    return job->puts.write != NULL && job->puts.write->round == header->round &&
+           job->puts.write->member == header->member;
+}
+
+/* No round updates it meanwhile: this one is the write. */
+static cairn_status copy_state(struct cairn_shard_job *job, const struct cairn_put *put,
+                               uint32_t extent, uint8_t *to, size_t byte_count,
+                               struct cairn_sentence *why)
+{
+    struct cairn_works *works = cairn_compute_loop(job->compute);
+    cairn_works_copy(
+        works, to, cairn_planes_at(&job->planes, put->header.plane, extent, put->place.local_elem),
+        byte_count);
+    const cairn_status status = cairn_works_run(works, why);
+    (void)cairn_shard_job_failed(job, status, why);
+    return status;
+}
+
+/* Where the chunk of a plane is kept; made with what the state has, unless the put is all of it. */
+static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *put, uint8_t **out,
+                          struct cairn_sentence *why)
+{
+    const bool is_whole = put->header.tile != CAIRN_TILE_BOX;
+    struct cairn_write *write = job->puts.write;
+    const uint32_t extent = job->view->table.extent_of[put->chunk];
+    uint8_t **staged = staged_of(write, put->chunk, put->header.plane);
+    const size_t byte_count = (size_t)put->place.elem_count * cairn_dtype_bytes(put->header.dtype);
+    if (*staged == NULL) {
+        cairn_status status = cairn_shard_job_take(job, &job->memory.staging, byte_count, "a write",
+                                                   why);
+        if (status != CAIRN_OK) return status;
+        uint8_t *bytes = malloc(byte_count + 1);
+        status = bytes == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a write")
+                 : is_whole    ? CAIRN_OK
+                               : copy_state(job, put, extent, bytes, byte_count, why);
+        if (status != CAIRN_OK) {
+            cairn_shard_job_give(job, &job->memory.staging, byte_count);
+            free(bytes);
+            return status;
+        }
+        write->budget_bytes += byte_count;
+        write->has_param |= put->header.plane == CAIRN_PLANE_PARAM;
+        *staged = bytes;
+    }
+    *out = *staged;
+    return CAIRN_OK;
+}
+
+/* The box before the elements; *head_out is how many bytes it has. */
+static cairn_status read_box(const struct cairn_shard_job *job, const struct cairn_put *put,
+                             const uint8_t *bytes, struct cairn_box *out, size_t *head_out,
+                             struct cairn_sentence *why)
+{
+    const struct cairn_shape *shape = &job->spec.tensors[put->header.tensor].shape;
+    const size_t head = 4 + 16 * (size_t)shape->rank, payload = (size_t)put->header.payload_bytes;
+    struct cairn_box box;
+    if (payload <= head || cairn_box_decode(bytes, head, &box) != CAIRN_OK)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u: no box before its elements",
+                          put->header.tensor);
+    if (cairn_box_check(&box, shape, why) != CAIRN_OK) return CAIRN_ERR_MALFORMED;
+    const uint64_t first = put->place.first_elem;
+    const uint64_t count = cairn_box_before(&box, shape, first + put->place.elem_count) -
+                           cairn_box_before(&box, shape, first);
+    if (payload - head != count * cairn_dtype_bytes(put->header.dtype))
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "tensor %u: %zu bytes of elements, its box has %llu there",
+                          put->header.tensor, payload - head, (unsigned long long)count);
+    *out = box;
+    *head_out = head;
+    return CAIRN_OK;
+}
+
+static cairn_status take_box(struct cairn_shard_job *job, const struct cairn_put *put,
+                             const uint8_t *bytes, struct cairn_sentence *why)
+{
+    struct cairn_box box;
+    size_t head = 0;
+    const size_t elem_bytes = cairn_dtype_bytes(put->header.dtype);
+    uint8_t *staged;
+    cairn_status status = read_box(job, put, bytes, &box, &head, why);
+    if (status == CAIRN_OK) status = stage(job, put, &staged, why);
+    if (status != CAIRN_OK) return status;
+    struct cairn_box_runs runs;
+    uint64_t elem, box_elem, run;
+    const uint8_t *from = bytes + head;
+    cairn_box_runs_begin(&runs, &box, &job->spec.tensors[put->header.tensor].shape,
+                         put->place.first_elem, put->place.elem_count);
+    for (; cairn_box_runs_next(&runs, &elem, &box_elem, &run); from += run * elem_bytes)
+        memcpy(staged + (elem - put->place.first_elem) * elem_bytes, from,
+               (size_t)run * elem_bytes);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_write_take(struct cairn_shard_job *job, const struct cairn_put *put,
+                              const uint8_t *bytes, struct cairn_sentence *why)
+{
+    uint8_t *staged;
+    if (put->header.tile == CAIRN_TILE_BOX) return take_box(job, put, bytes, why);
+    const cairn_status status = stage(job, put, &staged, why);
+    if (status == CAIRN_OK) memcpy(staged, bytes, (size_t)put->header.payload_bytes);
+    return status;
+}
+
+bool cairn_write_has(const struct cairn_shard_job *job, uint64_t chunk)
+{
+    for (int p = 0; job->puts.write != NULL && p < CAIRN_PLANE_COUNT; p++)
+        if (*staged_of(job->puts.write, chunk, p) != NULL) return true;
+    return false;
+}
+
+const void *cairn_write_apply(struct cairn_works *works, const struct cairn_shard_job *job,
+                              uint64_t chunk, const struct cairn_chunk_place *place)
+{
+    const uint32_t extent = job->view->table.extent_of[chunk];
+    for (enum cairn_plane p = 0; job->puts.write != NULL && p < CAIRN_PLANE_COUNT; p++) {
+        const uint8_t *staged = *staged_of(job->puts.write, chunk, (int)p);
+        if (staged != NULL)
+            cairn_works_copy(
+                works, cairn_planes_at(&job->planes, p, extent, place->local_elem), staged,
+                (size_t)cairn_form_bytes(&job->view->forms[extent], p, place->elem_count));
+    }
+    return job->puts.write == NULL ? NULL : *staged_of(job->puts.write, chunk, CAIRN_PLANE_PARAM);
+}
+
+bool cairn_write_has_param(const struct cairn_shard_job *job)
+{
+    return job->puts.write != NULL && job->puts.write->has_param;
+}
+
+void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round)
+{
+    if (job->puts.write != NULL && !job->pass.updating && round != job->puts.write->round)
+        cairn_write_close(job);
+}
+
+/* ==== origin ==== */
+
+/* Where initial state comes from when nobody puts it: first from the weights that the job names
+ * (init_from), which are read on the files thread, each shard its own ranges; then, for tensors
+ * that these do not have, from the initializers, by works on the planes, one item for each chunk.
+ * State that neither gives has to be put: put.c. */
+
+#define PIECE_ELEMS ((uint64_t)1 << 20)
+
+struct weights_loader {
+    struct cairn_loader loader; /* first */
+    struct cairn_sentence extra;
+    struct odd {
+        uint32_t tensor;             /* at hand */
+        uint64_t count, first_elem;  /* of it: elements that are NaN or infinite */
+        size_t tensor_count;         /* that had some */
+        struct cairn_sentence lines; /* of the first of these */
+    } odd;
+};
+
+bool cairn_origin_wanted(const struct cairn_shard_job *job)
+{
+    if (job->spec.init_from != NULL) return true;
+    for (size_t i = 0; i < job->view->table.map.extent_count; i++) {
+        const uint32_t tensor = job->view->table.map.extents[i].tensor;
+        if (job->spec.tensors[tensor].init.kind != CAIRN_INIT_NONE) return true;
+    }
+    return false;
+}
+
+/* ---- weights, on the files thread ---- */
+
+/* Adds the line about the tensor that was being counted. */
+static void end_odd(struct weights_loader *origin)
+{
+    struct odd *odd = &origin->odd;
+    if (odd->count > 0 && ++odd->tensor_count <= CAIRN_WEIGHTS_NAMES_MAX)
+        cairn_sentence_add(&odd->lines, "\n%s: %llu, the first is element %llu",
+                           origin->loader.job->spec.tensors[odd->tensor].name,
+                           (unsigned long long)odd->count, (unsigned long long)odd->first_elem);
+    odd->count = 0;
+}
+
+static bool is_odd(float value)
+{
+    return (cairn_f32_bits(value) & 0x7f800000u) == 0x7f800000u;
+}
+
+/* A buffer may well hold infinities: masks do. */
+static void count_odd(struct weights_loader *origin, uint32_t tensor, uint64_t first_elem,
+                      const float *values, uint64_t elems)
+{
+    struct odd *odd = &origin->odd;
+    const struct cairn_job_spec_data *spec = &origin->loader.job->spec;
+    uint64_t count = 0;
+    if (spec->init_nonfinite_ok || spec->tensors[tensor].kind == CAIRN_BUFFER) return;
+    if (tensor != odd->tensor) end_odd(origin);
+    odd->tensor = tensor;
+    for (uint64_t i = 0; i < elems; i++) count += is_odd(values[i]);
+    if (odd->count == 0 && count > 0) {
+        odd->first_elem = first_elem;
+        while (!is_odd(*values++)) odd->first_elem++;
+    }
+    odd->count += count;
+}
+
+/* Each shard says it of what it reads. */
+static cairn_status refuse_odd(struct weights_loader *origin)
+{
+    const struct odd *odd = &origin->odd;
+    if (odd->tensor_count == 0) return CAIRN_OK;
+    cairn_sentence_set(&origin->loader.why,
+                       "%s has elements that are NaN or infinite as fp32, in %zu tensors of what "
+                       "shard %s reads; correct it, or say init_nonfinite_ok:%s",
+                       origin->loader.job->spec.init_from, odd->tensor_count,
+                       origin->loader.job->shard->name, odd->lines.text);
+    if (odd->tensor_count > CAIRN_WEIGHTS_NAMES_MAX)
+        cairn_sentence_add(&origin->loader.why, "\nand %zu more",
+                           odd->tensor_count - CAIRN_WEIGHTS_NAMES_MAX);
+    return CAIRN_ERR_NONFINITE;
+}
+
+static cairn_status read_extent(struct weights_loader *origin, struct cairn_weights *weights,
+                                const struct cairn_weight *weight,
+                                const struct cairn_local_extent *extent)
+{
+    const struct cairn_shard_job *job = origin->loader.job;
+    struct cairn_works *works = cairn_compute_files(job->compute);
+    const size_t number = (size_t)(extent - job->view->table.map.extents);
+    uint64_t elems;
+    for (uint64_t at = 0; at < extent->elem_count; at += elems) {
+        elems = cairn_planes_dense(&job->planes, number, extent->local_elem + at);
+        if (elems > PIECE_ELEMS) elems = PIECE_ELEMS;
+        if (atomic_load(&origin->loader.canceled))
+            return cairn_fail(&origin->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
+        float *piece = cairn_works_put(
+            works,
+            cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, number, extent->local_elem + at),
+            (size_t)elems * sizeof *piece);
+        cairn_status status = cairn_weights_read(weights, weight, extent->first_elem + at, elems,
+                                                 piece, &origin->loader.why);
+        if (status == CAIRN_OK)
+            count_odd(origin, extent->tensor, extent->first_elem + at, piece, elems);
+        const cairn_status run = cairn_works_run(works, &origin->loader.why);
+        if (status == CAIRN_OK) status = run;
+        if (status != CAIRN_OK) return status;
+    }
+    for (uint64_t c = 0; c < extent->chunk_count; c++)
+        job->puts.have[extent->first_chunk + c] = CAIRN_PUT_HAS(CAIRN_PLANE_PARAM);
+    return CAIRN_OK;
+}
+
+static cairn_status read_weights(struct weights_loader *origin, struct cairn_weights *weights)
+{
+    const struct cairn_shard_job *job = origin->loader.job;
+    const struct cairn_weight **from = calloc(job->spec.tensor_count + 1, sizeof *from);
+    if (from == NULL) return cairn_fail(&origin->loader.why, CAIRN_ERR_NO_MEMORY, "no memory");
+    cairn_status status = cairn_weights_match(weights, &job->spec, job->spec.init_prefix, from,
+                                              &origin->extra, &origin->loader.why);
+    for (size_t i = 0; status == CAIRN_OK && i < job->view->table.map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &job->view->table.map.extents[i];
+        if (from[extent->tensor] != NULL)
+            status = read_extent(origin, weights, from[extent->tensor], extent);
+    }
+    free(from);
+    end_odd(origin);
+    return status == CAIRN_OK ? refuse_odd(origin) : status;
+}
+
+static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    struct weights_loader *origin = (struct weights_loader *)task;
+    const struct cairn_shard_job *job = origin->loader.job;
+    struct cairn_weights weights;
+    origin->loader.status = cairn_snapshot_weights_open(
+        job->shard->import_folders, job->spec.init_from, &weights, &origin->loader.why);
+    if (origin->loader.status != CAIRN_OK) return;
+    origin->loader.status = read_weights(origin, &weights);
+    cairn_weights_close(&weights);
+}
+
+/* ---- initializers, on the compute threads ---- */
+
+static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
+                     struct cairn_works *works)
+{
+    struct cairn_loader *loader = cairn_loader_of(run);
+    const struct cairn_shard_job *job = loader->job;
+    const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[chunk]].tensor;
+    (void)stage;
+    if (job->puts.have[chunk] != 0 || atomic_load(&loader->canceled) ||
+        job->spec.tensors[tensor].init.kind == CAIRN_INIT_NONE)
+        return false;
+    cairn_load_init_chunk(works, job, chunk);
+    job->puts.have[chunk] = CAIRN_PUT_HAS(CAIRN_PLANE_PARAM);
+    return false;
+}
+
+static void files_done(struct cairn_task *task)
+{
+    struct weights_loader *origin = (struct weights_loader *)task;
+    struct cairn_shard_job *job = origin->loader.job;
+    if (origin->loader.status == CAIRN_OK) {
+        if (job->view->table.map.shard == 0 &&
+            origin->extra.text[0] != '\0') { // the same on every shard
+            cairn_log_info("job %s: %s has %s", job->spec.name, job->spec.init_from,
+                           origin->extra.text);
+        }
+        cairn_log_info("job %s: loaded %s", job->spec.name, job->spec.init_from);
+        cairn_loader_fill(&origin->loader, describe, cairn_loader_end);
+        return;
+    }
+    if (job->state == CAIRN_JOB_LOADING)
+        cairn_log_error("job %s: %s", job->spec.name, origin->loader.why.text);
+    cairn_loader_end(&origin->loader);
+}
+
+/* ---- begin ---- */
+
+cairn_status cairn_origin_begin(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    struct weights_loader *origin = calloc(1, sizeof *origin);
+    if (origin == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to make initial state");
+    origin->loader.puts_follow = true;
+    cairn_loader_begin(&origin->loader, job);
+    if (job->spec.init_from == NULL) {
+        cairn_loader_fill(&origin->loader, describe, cairn_loader_end);
+        return CAIRN_OK;
+    }
+    origin->loader.task =
+        (struct cairn_task) { .run = run_files, .done = files_done, .item_count = 1 };
+    cairn_pool_submit(job->shard->files, &origin->loader.task);
+    return CAIRN_OK;
+}

@@ -1,0 +1,323 @@
+#ifndef CAIRN_SHARD_READ_H
+#define CAIRN_SHARD_READ_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/fabric/fabric.h"
+#include "proto/wire/chunk.h"
+#include "proto/wire/messages.h"
+#include "server/core/decision.h"
+#include "server/shard/base.h"
+#include "server/shard/memory.h"
+
+/* ==== leases ==== */
+
+/* Leases: versions of the published copies that are kept beside the newest and the one before.
+ *
+ * The coordinator keeps the leases and ends them. A shard that hears no more of one ends it by its own
+ * clock, a quarter of its time later; one of a coordinator before this one, whose holder may be about to
+ * renew it, when what this one asks for has no room. Loop thread only. */
+
+enum {
+    CAIRN_SHARD_LEASES_MAX = 4 *
+                             CAIRN_LEASED_VERSIONS_MAX, /* also of coordinators before this one */
+    CAIRN_SHARD_LEASE_MS_MAX = 86400000
+};
+
+struct cairn_shard_job;
+
+/* A version that the coordinator wants kept. */
+struct cairn_shard_lease {
+    uint64_t number; /* 0: none */
+    struct cairn_version version;
+    uint64_t ends_ms;     /* of uv_now */
+    uint64_t coordinator; /* the incarnation that said so last */
+};
+
+bool cairn_shard_is_leased(const struct cairn_shard_job *job, struct cairn_version version);
+/* Keeps a version, or goes on keeping it. CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NOT_READY, CAIRN_ERR_BUSY (as
+ * many as can be are kept), CAIRN_ERR_NO_MEMORY (with the numbers): as before. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job,
+                                                     const Cairn__LeaseKeep *message,
+                                                     struct cairn_sentence *why);
+void cairn_shard_lease_end(struct cairn_shard_job *job, uint64_t number);
+
+/* ==== published ==== */
+
+/* The published copies of a job: which memory has which version, which is written next, which may go.
+ *
+ * Two copies are always there: the newest version, and the one before, which the next update overwrites. A
+ * lease (read.h) keeps a version from that: it takes one copy more, out of the shard's budget, at the
+ * moment it is taken, and gives one back when nothing keeps its version any more. So with n versions leased
+ * there are 2 + n copies, and one of them is neither the newest nor leased: an update takes the oldest of
+ * those, allocates nothing and waits for nobody. Loop thread only; compute threads write the copy that was
+ * begun.
+ *
+ * When a job goes on in another view (jobs.h) its copies stay in theirs, until they are written next:
+ * so a version is read by the view that it was written in. The newest version may be written once more, in
+ * the job's view: then two copies have it.
+ *
+ * A shard shows members at most 4092 regions (proto/fabric/fabric.h), each a segment or a head: 255 GiB of
+ * copies of all its jobs, half of that where they have a device's side. One beyond that is shown to nobody,
+ * which the log says, and sent. */
+
+#define CAIRN_PUBLISHED_NONE UINT32_MAX
+enum { CAIRN_SHARD_PUBLISHED_MAX = 2 + CAIRN_LEASED_VERSIONS_MAX };
+
+struct cairn_member;
+struct cairn_shard;
+struct cairn_shard_view;
+struct cairn_works;
+
+/* A published copy, or room for one. */
+struct cairn_published {
+    /* proto/geometry/layout.h: its head, and the extents, each in its wire dtype; members of this host map
+     * both, or nobody does */
+    struct cairn_arena head, wire;
+    /* the same as `wire` where the planes lie, which is written first; of a job that is wholly on a device */
+    struct cairn_arena device;
+    /* `wire` has all of the version, too. It is left out if nobody maps it there; then it has of it what was
+     * asked for (read.h), and frozen tensors always */
+    bool on_host;
+    /* owned: [view->table.map.chunk_count] of enum cairn_brought, unless on_host; NULL with checksums */
+    uint8_t *brought;
+    /* owned: [view->table.map.chunk_count] 0 = not asked for yet; NULL: there is no copy here */
+    uint64_t *checksums;
+    struct cairn_shard_view
+        *view; /* counted: by which it was written, or is to be; NULL with checksums */
+    struct cairn_version version;
+    bool holds_params;   /* of the one that is written: the parameters that it has are the newest */
+    uint64_t most_bytes; /* that `wire` had, of the views that it followed */
+    uint32_t settled;    /* how often it was written in its view */
+    bool readable;       /* false before it is first written, and while it is being written */
+    bool stale;          /* its frozen tensors are not those of the newest */
+    /* to workers, right out of it, and chunks that are brought to `wire`: until they end it is neither
+     * written nor closed */
+    uint32_t sends;
+};
+
+/* The versions of a job that can be fetched. */
+struct cairn_versions {
+    struct cairn_published copies[CAIRN_SHARD_PUBLISHED_MAX];
+    /* Which of the copies; writing: CAIRN_PUBLISHED_NONE between updates. */
+    uint32_t newest, writing;
+    /* A copy of this version or a later one, in the job's view, has the parameters that the planes
+     * have; only if knows_param. */
+    struct cairn_version param;
+    bool knows_param;
+    uint32_t direct_sends; /* out of a copy's memory on the card, which stays there meanwhile */
+    uint64_t room_bytes;   /* of addresses that a copy has in host memory, at least */
+    uint64_t leased_bytes; /* of the budget, that copies for leases took */
+    struct cairn_shard_lease leases[CAIRN_SHARD_LEASES_MAX];
+};
+
+/* The copies of every job, before a lease: budget is taken by the caller. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_published_open(struct cairn_shard_job *job,
+                                                   struct cairn_sentence *why);
+void cairn_published_close(struct cairn_shard_job *job);
+/* To a member that was just connected: if it is of this host it reads the copies where they are. */
+void cairn_published_show(struct cairn_member *member);
+/* The first version is about to be written into copy 0; it was. */
+void cairn_published_seal_begin(struct cairn_shard_job *job);
+void cairn_published_seal_end(struct cairn_shard_job *job, struct cairn_version version);
+/* The copy of that version; of two, that of the later layout. NULL: the version is not kept. */
+const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
+                                                   struct cairn_version version);
+/* The copy of that version whose layout is the last one before that of `later`, a copy; NULL: none. */
+const struct cairn_published *cairn_published_find_before(const struct cairn_shard_job *job,
+                                                          const struct cairn_published *later);
+/* Why cairn_published_find gave NULL: CAIRN_ERR_NOT_READY (it is yet to come), CAIRN_ERR_VERSION_GONE. */
+cairn_status cairn_published_missing(const struct cairn_shard_job *job,
+                                     struct cairn_version version);
+/* Where a local element of that chunk, both of the copy's view, stands in it: where it is written first, and
+ * in host memory. */
+uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk,
+                            uint64_t local_elem);
+uint8_t *cairn_published_host_at(const struct cairn_published *copy, uint64_t chunk,
+                                 uint64_t local_elem);
+size_t cairn_published_bytes(const struct cairn_published *copy, uint64_t chunk);
+/* The chunk is about to be written: what was known of it, and its side in host memory, are of before. Any
+ * thread that writes it. */
+void cairn_published_forget(struct cairn_published *copy, uint64_t chunk);
+/* Brings a chunk of the side on the device to the one in host memory. Any thread. */
+void cairn_published_fill(struct cairn_works *works, const struct cairn_published *copy,
+                          uint64_t chunk);
+/* Chooses the copy to write: what it had cannot be read any more from here on. It may be written when nothing
+ * of it is being sent any more, and it was made ready. */
+void cairn_published_begin(struct cairn_shard_job *job);
+/* Makes the copy ready that was chosen: by the job's view. CAIRN_ERR_NO_MEMORY: it cannot be written. */
+CAIRN_MUST_CHECK cairn_status cairn_published_ready(struct cairn_shard_job *job,
+                                                    struct cairn_sentence *why);
+/* The n-th copy (0, 1, ...) that must be brought to the host before its side on the device goes, or to the
+ * device's side that was opened. False: there are no more. Nothing is written or updated meanwhile. */
+struct cairn_published_move {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint32_t n,
+                          struct cairn_published_move *move_out);
+/* The bytes of the device that copies take now. `all`: those that the copies must have there, which
+ * leaves out copies for leases, since these can do without. */
+uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool all);
+/* Room on the device for the copies that there are; those for leases stay in host memory alone where there
+ * is none. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: cairn_published_park is to be called all the same. */
+CAIRN_MUST_CHECK cairn_status cairn_published_open_device(struct cairn_shard_job *job,
+                                                          struct cairn_sentence *why);
+/* Ends a park or an unpark, once all that had to be copied is copied: from here on the copies have
+ * the host's side alone, or both. */
+void cairn_published_park(struct cairn_shard_job *job);
+void cairn_published_unpark(struct cairn_shard_job *job);
+/* A send right out of it, or a copy within it, began, or ended: then it may be closed. */
+void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy);
+void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy);
+/* The version that was written last changed parameters here. */
+void cairn_published_note_params(struct cairn_shard_job *job);
+/* Some came from another shard, or the view is another one: what older copies have of them counts no more. */
+void cairn_published_forget_params(struct cairn_shard_job *job);
+/* It is written: the newest version, readable. `frozen_changed`: the others have frozen tensors of before. */
+void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
+                         bool frozen_changed);
+
+/* One copy more, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: as many as can be are there;
+ * CAIRN_ERR_NO_MEMORY, with the numbers. */
+CAIRN_MUST_CHECK cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
+                                                  struct cairn_sentence *why);
+/* Copies beyond two and one a leased version go, the oldest first. */
+void cairn_published_trim(struct cairn_shard_job *job);
+
+/* ==== reply ==== */
+
+/* A reply: the answer to a fetch, from when it is asked for until it is sent, with memory for a chunk.
+ *
+ * Each worker, and each shard that takes state from this one, keeps one, which is counted with the job at
+ * its admission (need.h) and taken as the worker joins, so that no worker waits for memory for ever.
+ * Further fetches of a worker, and the fetches of readers, get one while memory.limit has room for one;
+ * these replies stay with the job, and serve every member. Loop thread. */
+
+struct cairn_published;
+
+struct cairn_reply {
+    struct cairn_shard_job *job; /* borrowed */
+    bool is_kept;                /* for one worker */
+    bool is_used;                /* by a fetch */
+    struct cairn_chunk_header header;
+    struct cairn_box box;               /* what of the chunk is asked for; if `boxed` */
+    bool boxed;                         /* not all of the chunk is asked for */
+    enum cairn_way way;                 /* by which the data goes */
+    const struct cairn_published *lent; /* the copy that is sent out of; NULL: `bytes` are sent */
+    bool is_direct;                     /* from the copy's memory on the card */
+    bool is_given; /* it is sent right out of the planes, to a shard that takes it (move/) */
+    uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* the encoded box, being received */
+    struct cairn_run bring;                 /* read.h: for all who wait for the chunk */
+    const struct cairn_published *from;     /* in replies.coming: the copy */
+    uint64_t chunk;                         /* of it */
+    struct cairn_reply *next;               /* in one of the lists of struct cairn_replies */
+    uint8_t bytes[];                        /* owned: [job->replies.bytes] */
+};
+
+struct cairn_replies {
+    size_t bytes;                 /* of the largest chunk: what a reply has room for */
+    struct cairn_reply *free;     /* owned: those that no worker keeps and no fetch uses */
+    struct cairn_reply *deferred; /* those that wait for the UPDATE at hand, or the end of part.h */
+    struct cairn_reply *coming;   /* those that wait for a chunk which is brought: read.h */
+    uint32_t away;                /* kept for workers that left, and still being sent */
+    bool is_short;                /* there was no room for one more, and the log has said so */
+};
+
+/* The bytes that a reply takes where chunks have at most chunk_bytes. */
+static inline size_t cairn_reply_bytes(size_t chunk_bytes)
+{
+    return sizeof(struct cairn_reply) + chunk_bytes;
+}
+/* Once, for a worker that joined. CAIRN_ERR_NO_MEMORY: the worker is refused. */
+CAIRN_MUST_CHECK cairn_status cairn_reply_keep(struct cairn_member *member,
+                                               struct cairn_sentence *why);
+/* `to` replaces `from`, and has its reply. */
+void cairn_reply_move(struct cairn_member *from, struct cairn_member *to);
+/* The member is freed: gives its memory back, or when it has been sent. */
+void cairn_reply_forget(struct cairn_member *member);
+/* For a fetch of the member; NULL: none for now, which the log says if memory.limit is why. */
+struct cairn_reply *cairn_reply_open(struct cairn_member *member,
+                                     const struct cairn_chunk_header *header);
+/* The fetch is over, however it ended. */
+void cairn_reply_end(struct cairn_reply *reply);
+/* The job leaves: frees its replies. Replies that are being sent come back first, and are freed by
+ * a later call. */
+void cairn_replies_release(struct cairn_shard_job *job);
+
+/* ==== copies ==== */
+
+/* The memory of published copies: made, shown to members, brought to another view, closed; and the sides that
+ * they have, in host memory and on a device. Which copy has which version: published.c. Private to read/. */
+
+#define CAIRN_COPIES_ALWAYS 2 /* of every job; the others are for leases */
+
+bool cairn_copy_is_there(const struct cairn_published *copy);
+/* How many are there. */
+uint32_t cairn_copy_count(const struct cairn_shard_job *job);
+/* The bytes of the budget that one more copy takes. */
+uint64_t cairn_copy_bytes(const struct cairn_shard_job *job);
+/* The bytes of device memory that the copy takes. */
+uint64_t cairn_copy_device_bytes(const struct cairn_published *copy);
+struct cairn_published_head *cairn_copy_head(const struct cairn_published *copy);
+/* Bits of enum cairn_published_side. */
+uint32_t cairn_copy_sides(const struct cairn_published *copy);
+/* In the job's view. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: there is none. */
+CAIRN_MUST_CHECK cairn_status cairn_copy_open(struct cairn_shard_job *job, uint32_t index,
+                                              struct cairn_sentence *why);
+void cairn_copy_close(const struct cairn_shard_job *job, struct cairn_published *copy);
+/* Prepares a copy to be written in the job's view. It keeps its memory, except what it has too
+ * much, and gets what it lacks; it is shown anew, under another number, and its old contents are
+ * gone. Nothing of it is being sent. CAIRN_ERR_NO_MEMORY: it may be closed. */
+CAIRN_MUST_CHECK cairn_status cairn_copy_follow(struct cairn_shard_job *job,
+                                                struct cairn_published *copy,
+                                                struct cairn_sentence *why);
+
+/* ==== bring ==== */
+
+/* Chunks of a version that lies on a card come to its copy's side in host memory as they are asked for.
+ *
+ *   fetch ─► is it there? ── yes ──────────────────────────────────────► answered
+ *                └─ no ─► a run of the device's threads copies the chunk ─► all who wait for it
+ *
+ * A chunk of a version is brought once, whoever asks, and one that nobody asks for never: whole chunks, also
+ * where a part of one is asked for, so that many who each want a part of it cost one copy. They are copied
+ * beside whatever else the device does, an update included, in lists with that (base.h). No loop waits:
+ * who asked does, in job->replies.coming.
+ *
+ * While a chunk of a copy is on its way nothing else is written to that copy, it is not closed
+ * (cairn_published_lend), and its job is not parked. So what was asked for in time is answered, although an
+ * update that follows waits to write there. Loop thread. */
+
+struct cairn_reply;
+
+/* Whether a chunk of a copy is in host memory. */
+enum cairn_brought { CAIRN_BROUGHT_NOT, CAIRN_BROUGHT_COMING, CAIRN_BROUGHT };
+
+/* The copy has the chunk in host memory. */
+bool cairn_bring_has(const struct cairn_published *copy, uint64_t chunk);
+/* Some are on their way. */
+bool cairn_bring_works(const struct cairn_shard_job *job);
+/* The chunk, which is not there, is brought, unless it is on its way: cairn_fetch_brought follows. */
+void cairn_bring(struct cairn_reply *reply, const struct cairn_published *copy, uint64_t chunk);
+/* The threads have ended: drops what was on its way; no cairn_fetch_brought follows. */
+void cairn_bring_drop(struct cairn_shard_job *job);
+
+/* ==== fetch ==== */
+
+/* Fetches. Loop thread. */
+
+/* Takes or drops the message. */
+void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                            struct cairn_fabric_message *message);
+/* The chunk that it asks for begins in this shard's part, by the layout of that version. */
+bool cairn_fetch_is_here(const struct cairn_member *member,
+                         const struct cairn_chunk_header *header);
+/* An UPDATE has ended, or a job is where it is to be (part.h): answers what was deferred. */
+void cairn_fetch_deferred(struct cairn_shard_job *job);
+/* The chunk that it waited for is in host memory (read.h); not OK: it is not. */
+void cairn_fetch_brought(struct cairn_reply *reply, cairn_status status);
+
+#endif

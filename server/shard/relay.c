@@ -1,0 +1,998 @@
+/* The relay of a job as a whole: the coordinator's word makes and ends it, and opens and voids its
+ * rounds. */
+#include "server/shard/relay.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/text.h"
+#include "proto/link/chunk_link.h"
+
+#define TICK_MS       20
+#define SILENT_MAX_MS 15000 /* without a word from an owner */
+
+/* ---- one in use ---- */
+
+struct cairn_relay *cairn_relay_of(const struct cairn_shard_job *job)
+{
+    return job->relays != NULL && !job->relays->leaving ? job->relays : NULL;
+}
+
+struct cairn_relay_owner *cairn_relay_owner_find(struct cairn_relay *relay, uint32_t index)
+{
+    const size_t low = cairn_lower_bound(relay->owners, relay->owner_count, sizeof *relay->owners,
+                                         offsetof(struct cairn_relay_owner, index), index);
+    return low < relay->owner_count && relay->owners[low].index == index ? &relay->owners[low]
+                                                                         : NULL;
+}
+
+struct cairn_relay_owner *cairn_relay_owner_of_chunk(struct cairn_relay *relay, uint32_t tensor,
+                                                     uint64_t first_leaf)
+{
+    const struct cairn_shard_job *job = relay->job;
+    if (tensor >= job->spec.tensor_count || job->spec.tensors[tensor].kind != CAIRN_TRAINED)
+        return NULL;
+    const struct cairn_extent *extent = cairn_layout_find(relay->view->layout, tensor, first_leaf);
+    return extent != NULL ? cairn_relay_owner_find(relay, extent->shard) : NULL;
+}
+
+/* ---- the end of one ---- */
+
+static void relay_free(struct cairn_relay *relay)
+{
+    struct cairn_relay **at = &relay->job->relays;
+    while (*at != relay) at = &(*at)->next;
+    *at = relay->next;
+    cairn_relay_fetch_close(relay);
+    for (uint32_t i = 0; i < relay->owner_count; i++) {
+        if (relay->owners[i].relay == NULL) continue; // it was not opened
+        cairn_relay_link_close(&relay->owners[i]);
+        cairn_relay_owner_close(&relay->owners[i]);
+    }
+    cairn_relay_sums_close(relay);
+    free(relay->owners);
+    free(relay->members);
+    cairn_shard_view_unref(relay->view);
+    free(relay->collect.actions.list);
+    free(relay);
+}
+
+void cairn_relay_busy(struct cairn_relay *relay)
+{
+    relay->busy++;
+    cairn_shard_job_busy(relay->job);
+}
+
+void cairn_relay_idle(struct cairn_relay *relay)
+{
+    struct cairn_shard_job *job = relay->job;
+    assert(relay->busy > 0);
+    relay->busy--;
+    if (relay->busy == 0 && relay->leaving && !job->shard->closing) relay_free(relay);
+    cairn_shard_job_idle(job);
+}
+
+static void leave(struct cairn_relay *relay)
+{
+    if (relay->leaving) return;
+    cairn_relay_busy(relay); // not freed before we are through
+    relay->leaving = true;
+    relay->round = 0;
+    for (uint32_t i = 0; i < relay->owner_count; i++) {
+        struct cairn_relay_owner *owner = &relay->owners[i];
+        cairn_relay_forward_end(owner);
+        cairn_relay_link_close(owner);
+    }
+    cairn_relay_sums_void(relay);
+    for (uint32_t i = 0; i < relay->owner_count; i++)
+        cairn_collector_leave(&relay->owners[i].collector);
+    cairn_relay_fetch_close(relay);
+    cairn_relay_idle(relay);
+}
+
+void cairn_relay_leave(struct cairn_shard_job *job)
+{
+    for (struct cairn_relay *relay = job->relays, *next; relay != NULL; relay = next) {
+        next = relay->next;
+        leave(relay);
+    }
+}
+
+void cairn_relay_free_all(struct cairn_shard_job *job)
+{
+    while (job->relays != NULL) relay_free(job->relays);
+}
+
+/* ---- a new one ---- */
+
+static cairn_status judge_set(const struct cairn_shard_job *job, const Cairn__RelaySet *message,
+                              struct cairn_sentence *why)
+{
+    bool ok = message->relay != 0 && message->n_members >= 2 && message->n_owners >= 1 &&
+              message->n_members <= CAIRN_SPEC_WORKERS_MAX &&
+              message->n_owners <= job->view->layout->shard_count;
+    for (size_t i = 0; ok && i < message->n_owners; i++) {
+        ok = message->owners[i]->index < job->view->layout->shard_count &&
+             (i == 0 || message->owners[i]->index > message->owners[i - 1]->index);
+    }
+    if (ok) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_MALFORMED, "a relay of %zu members to %zu of %u shards",
+                      message->n_members, message->n_owners, job->view->layout->shard_count);
+}
+
+static cairn_status fill(struct cairn_relay *relay, const Cairn__RelaySet *message,
+                         struct cairn_sentence *why)
+{
+    relay->members = calloc(message->n_members, sizeof *relay->members);
+    relay->owners = calloc(message->n_owners, sizeof *relay->owners);
+    if (relay->members == NULL || relay->owners == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
+    memcpy(relay->members, message->members, message->n_members * sizeof *relay->members);
+    relay->member_count = (uint32_t)message->n_members;
+    relay->owner_count = (uint32_t)message->n_owners;
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; status == CAIRN_OK && i < relay->owner_count; i++)
+        status = cairn_relay_owner_open(relay, &relay->owners[i], message->owners[i], why);
+    if (status == CAIRN_OK) status = cairn_relay_sums_open(relay, why);
+    return status == CAIRN_OK ? cairn_relay_fetch_open(relay, why) : status;
+}
+
+/* The cores begin in the epoch at hand. */
+static void begin_epoch(struct cairn_relay *relay)
+{
+    const uint64_t epoch = cairn_step_epoch(relay->job->collector.step);
+    for (uint32_t i = 0; i < relay->owner_count; i++) {
+        const enum cairn_step_event_kind kinds[] = { CAIRN_STEP_FENCE, CAIRN_STEP_RESOLVE };
+        for (int k = 0; k < 2; k++)
+            cairn_collector_step(&relay->owners[i].collector,
+                                 &(struct cairn_step_event) { .kind = kinds[k], .epoch = epoch });
+    }
+}
+
+cairn_status cairn_relay_set(struct cairn_shard_job *job, const Cairn__RelaySet *message,
+                             struct cairn_sentence *why)
+{
+    cairn_relay_leave(job);
+    if (message->n_members == 0) return CAIRN_OK;
+    cairn_status status = judge_set(job, message, why);
+    if (status != CAIRN_OK) return status;
+    struct cairn_relay *relay = calloc(1, sizeof *relay);
+    if (relay == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
+    relay->job = job;
+    relay->view = cairn_shard_view_ref(job->view);
+    relay->shard = job->view->table.map.shard;
+    relay->number = message->relay;
+    relay->token = message->token;
+    relay->silent_max_ms = SILENT_MAX_MS;
+    relay->sums.arena = CAIRN_ARENA_NONE;
+    relay->next = job->relays;
+    job->relays = relay;
+    status = fill(relay, message, why);
+    if (status != CAIRN_OK) {
+        relay_free(relay);
+        return status;
+    }
+    begin_epoch(relay);
+    cairn_log_info("job %s: relays %u workers of this host to %u shards", job->spec.name,
+                   relay->member_count, relay->owner_count);
+    cairn_relay_wake(job->shard);
+    return CAIRN_OK;
+}
+
+/* ---- rounds ---- */
+
+/* The round is over for the machines that send: void, or resolved. */
+static void end_round(struct cairn_relay *relay)
+{
+    relay->round = 0;
+    for (uint32_t i = 0; i < relay->owner_count; i++) cairn_relay_forward_end(&relay->owners[i]);
+}
+
+void cairn_relay_on_fence(struct cairn_shard_job *job, uint64_t epoch)
+{
+    struct cairn_relay *relay = cairn_relay_of(job);
+    if (relay == NULL) return;
+    cairn_relay_busy(relay);
+    end_round(relay);
+    for (uint32_t i = 0; i < relay->owner_count; i++) {
+        cairn_collector_step(
+            &relay->owners[i].collector,
+            &(struct cairn_step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
+    }
+    cairn_relay_sums_void(relay);
+    cairn_relay_idle(relay);
+}
+
+static void tell_all(struct cairn_relay *relay, const struct cairn_step_event *event)
+{
+    if (relay == NULL) return;
+    cairn_relay_busy(relay);
+    for (uint32_t i = 0; i < relay->owner_count; i++)
+        cairn_collector_step(&relay->owners[i].collector, event);
+    cairn_relay_idle(relay);
+}
+
+void cairn_relay_on_resolve(struct cairn_shard_job *job, uint64_t epoch)
+{
+    tell_all(cairn_relay_of(job),
+             &(struct cairn_step_event) { .kind = CAIRN_STEP_RESOLVE, .epoch = epoch });
+}
+
+static void open_round(struct cairn_relay *relay, const Cairn__RoundOpen *message)
+{
+    cairn_relay_busy(relay);
+    relay->round = message->round;
+    for (uint32_t i = 0; i < relay->owner_count && !relay->leaving; i++) {
+        struct cairn_relay_owner *owner = &relay->owners[i];
+        cairn_relay_forward_begin(owner, message->epoch, message->round);
+        cairn_collector_step(&owner->collector, &(struct cairn_step_event) {
+                                                    .kind = CAIRN_STEP_OPEN,
+                                                    .epoch = message->epoch,
+                                                    .round = message->round,
+                                                    .members = relay->members,
+                                                    .member_count = relay->member_count,
+                                                });
+    }
+    cairn_relay_wake(relay->job->shard);
+    cairn_relay_idle(relay);
+}
+
+cairn_status cairn_relay_on_open(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
+{
+    struct cairn_relay *relay = cairn_relay_of(job);
+    if (relay != NULL) end_round(relay); // the one before is resolved
+    if (message->relay == 0) return CAIRN_OK;
+    if (relay == NULL || relay->number != message->relay) return CAIRN_ERR_PROTOCOL;
+    open_round(relay, message);
+    return CAIRN_OK;
+}
+
+void cairn_relay_on_peer(struct cairn_member *member, enum cairn_step_event_kind kind)
+{
+    tell_all(cairn_relay_of(member->job),
+             &(struct cairn_step_event) { .kind = kind, .member = member->number });
+}
+
+/* ---- from owners ---- */
+
+static struct cairn_relay *find(struct cairn_shard *shard, const struct cairn_chunk_header *header)
+{
+    struct cairn_shard_job *job = cairn_shard_job_find(shard, header->job);
+    struct cairn_relay *relay = job != NULL && job->state != CAIRN_JOB_FAULTED ? cairn_relay_of(job)
+                                                                               : NULL;
+    const bool ours = relay != NULL && relay->number == header->member &&
+                      relay->token == header->token;
+    return ours ? relay : NULL;
+}
+
+/* True for a message that only a shard sends, not a worker. A HELLO that we send to ourselves has
+ * value 1. */
+static bool of_owner(const struct cairn_chunk_header *header)
+{
+    switch (header->kind) {
+    case CAIRN_CHUNK_GRANT:
+    case CAIRN_CHUNK_ACK:
+    case CAIRN_CHUNK_NAK:
+    case CAIRN_CHUNK_MICRO_ACK:
+    case CAIRN_CHUNK_DATA: return true;
+    case CAIRN_CHUNK_HELLO: return header->value == 0;
+    default: return false;
+    }
+}
+
+static void take(struct cairn_relay_owner *owner, const struct cairn_chunk_header *header,
+                 struct cairn_fabric_message *message)
+{
+    const bool of_fetch = header->kind == CAIRN_CHUNK_DATA ||
+                          (header->request & CAIRN_REQUEST_OF_ASKER) != 0;
+    if (!cairn_chunk_link_heard(&owner->link)) {
+        // what it says is of a connection that is lost
+    } else if (header->kind == CAIRN_CHUNK_HELLO) {
+        cairn_relay_link_on_hello(owner, header);
+    } else if (of_fetch && header->kind != CAIRN_CHUNK_GRANT) {
+        cairn_relay_fetch_on_answer(owner, header, message);
+        return;
+    } else {
+        cairn_relay_forward_on_answer(owner, header);
+    }
+    cairn_fabric_drop(message);
+}
+
+bool cairn_relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
+                            struct cairn_fabric_message *message)
+{
+    struct cairn_relay *relay = of_owner(header) ? find(shard, header) : NULL;
+    if (relay == NULL) return false;
+    struct cairn_relay_owner *owner = cairn_relay_owner_find(relay, header->tile);
+    cairn_relay_busy(relay);
+    if (owner != NULL)
+        take(owner, header, message);
+    else
+        cairn_fabric_drop(message);
+    cairn_relay_idle(relay);
+    return true;
+}
+
+/* ---- what cannot go on ---- */
+
+void cairn_relay_give_up(struct cairn_relay *relay, const char *format, ...)
+{
+    struct cairn_sentence why;
+    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
+    va_list arguments;
+    if (relay->given_up || relay->leaving) return;
+    relay->given_up = true;
+    va_start(arguments, format);
+    vsnprintf(why.text, sizeof why.text, format, arguments);
+    va_end(arguments);
+    cairn_log_error("job %s: the relay of this host is given up: %s", relay->job->spec.name,
+                    why.text);
+    fault.job = relay->job->number;
+    fault.member = relay->number;
+    fault.text = why.text;
+    cairn_session_send(relay->job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+}
+
+/* ---- time ---- */
+
+/* True if there is something to wait for. */
+static bool tick_relay(struct cairn_relay *relay, uint64_t now_ms)
+{
+    bool waits = false;
+    cairn_relay_sums_advance(relay); // the shard's budget may have room again
+    for (uint32_t i = 0; i < relay->owner_count; i++) {
+        struct cairn_relay_owner *owner = &relay->owners[i];
+        cairn_relay_link_tick(owner, now_ms);
+        cairn_relay_sums_tick(owner, now_ms);
+        waits = waits || owner->link.peer == NULL || cairn_relay_link_waits(owner) ||
+                owner->buffers.waiting != NULL;
+    }
+    return waits;
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    const struct cairn_shard *shard = timer->data;
+    bool waits = false;
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        struct cairn_relay *relay = cairn_relay_of(job);
+        if (relay != NULL && tick_relay(relay, uv_now(shard->loop))) waits = true;
+    }
+    if (!waits) uv_timer_stop(timer);
+}
+
+void cairn_relay_wake(struct cairn_shard *shard)
+{
+    if (shard->closing || uv_is_active((uv_handle_t *)&shard->relay_timer)) return;
+    uv_timer_start(&shard->relay_timer, on_tick, TICK_MS, TICK_MS);
+}
+
+/* ==== owner ==== */
+
+/* An owner, as its relay sees it: its map, the core that collects for it, and the machine that
+ * sends to it. */
+
+static cairn_status fail_memory(const struct cairn_relay_owner *owner, struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to relay to shard %s", owner->name);
+}
+
+static cairn_status make_tables(struct cairn_relay_owner *owner)
+{
+    const struct cairn_shard_job *job = owner->relay->job;
+    cairn_status status = cairn_shard_map_init(&owner->table.map, owner->relay->view->layout,
+                                               owner->index, job->spec.chunk_leaves);
+    if (status == CAIRN_OK) status = cairn_chunk_table_number(&owner->table, &job->spec);
+    if (status != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
+    const size_t chunks = owner->table.trained_count;
+    owner->buffers.chunk_count = owner->table.trained_count;
+    owner->buffers.sums = malloc((chunks + 1) * sizeof *owner->buffers.sums);
+    return owner->buffers.sums != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+cairn_status cairn_relay_owner_open(struct cairn_relay *relay, struct cairn_relay_owner *owner,
+                                    const Cairn__ShardInfo *info, struct cairn_sentence *why)
+{
+    owner->relay = relay;
+    cairn_relay_link_open(owner);
+    owner->index = info->index;
+    snprintf(owner->name, sizeof owner->name, "%s", info->name);
+    if (info->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "a fabric address of %zu bytes of shard %s",
+                          info->fabric_address.len, owner->name);
+    }
+    owner->address = malloc(info->fabric_address.len + 1);
+    if (owner->address == NULL) return fail_memory(owner, why);
+    owner->address_bytes = info->fabric_address.len;
+    if (owner->address_bytes > 0)
+        memcpy(owner->address, info->fabric_address.data, owner->address_bytes);
+    cairn_status status = make_tables(owner);
+    if (status == CAIRN_OK) status = cairn_relay_forward_open(owner);
+    if (status == CAIRN_OK) status = cairn_relay_collect(owner);
+    return status == CAIRN_OK ? CAIRN_OK : fail_memory(owner, why);
+}
+
+void cairn_relay_owner_close(struct cairn_relay_owner *owner)
+{
+    cairn_collector_close(&owner->collector);
+    cairn_relay_forward_close(owner);
+    free(owner->address);
+    free(owner->buffers.sums);
+    cairn_chunk_table_close(&owner->table);
+}
+
+/* ==== sums ==== */
+
+/* The sums of a relay: memory for the buffers that buffer_pool.h gives out, and the folds that make them on
+ * the compute threads. */
+
+#define BUFFERS_WANTED_MIN 16 /* the first ones are reserved with the relay */
+#define BUFFERS_WANTED_MAX 256
+#define STUCK_MAX_MS       2000 /* without room, before it is given up */
+
+/* ---- buffers ---- */
+
+float *cairn_relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer)
+{
+    return (float *)(relay->sums.arena.base + (size_t)buffer * relay->sums.buffer_bytes);
+}
+
+static cairn_status count_another(struct cairn_relay *relay, struct cairn_sentence *why)
+{
+    struct cairn_shard_job *job = relay->job;
+    struct cairn_relay_sums *sums = &relay->sums;
+    uint64_t *kind = &job->memory.staging;
+    const bool is_counted = sums->pool.touched < sums->reserved;
+    cairn_status status = CAIRN_OK;
+    if (!is_counted)
+        status = cairn_shard_job_take(job, kind, sums->buffer_bytes, "a sum to relay", why);
+    if (status != CAIRN_OK) return status;
+    const uint64_t at = (uint64_t)sums->pool.touched * sums->buffer_bytes;
+    if (cairn_arena_take(&sums->arena, at, sums->buffer_bytes) == CAIRN_OK) return CAIRN_OK;
+    if (!is_counted) cairn_shard_job_give(job, kind, sums->buffer_bytes);
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "The host is out of memory.");
+}
+
+/* The pool's question. */
+static bool touch_another(struct cairn_buffer_pool *pool)
+{
+    struct cairn_relay *relay = (struct cairn_relay *)((char *)pool -
+                                                       offsetof(struct cairn_relay, sums.pool));
+    struct cairn_sentence why;
+    if (count_another(relay, &why) == CAIRN_OK) return true;
+    cairn_log_limited(
+        &relay->sums.starving, CAIRN_LOG_WARN,
+        "job %s: the relay waits for room: its workers push in orders that are far apart. %s",
+        relay->job->spec.name, why.text);
+    return false;
+}
+
+/* ---- folds ---- */
+
+bool cairn_relay_fold(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works)
+{
+    const struct cairn_relay_owner *owner = cairn_relay_owner_of(fold->collector);
+    const struct cairn_chunk_place place = cairn_chunk_table_place(&owner->table, fold->chunk);
+    (void)stage;
+    cairn_works_fold(works, cairn_relay_buffer_at(owner->relay, fold->claim.buffer), fold->sources,
+                     fold->source_count, fold->first, (size_t)place.elem_count);
+    return false;
+}
+
+void cairn_relay_fold_done(struct cairn_fold *fold)
+{
+    cairn_buffer_pool_return(&cairn_relay_owner_of(fold->collector)->relay->sums.pool,
+                             fold->claim.buffer);
+}
+
+bool cairn_relay_fold_place(struct cairn_fold *fold)
+{
+    struct cairn_relay_owner *owner = cairn_relay_owner_of(fold->collector);
+    struct cairn_relay *relay = owner->relay;
+    fold->claim = (struct cairn_buffer_claim) { .owner = &owner->buffers,
+                                                .chunk = fold->chunk,
+                                                .begins = fold->first };
+    if (cairn_buffer_pool_claim(&relay->sums.pool, &fold->claim)) return true;
+    cairn_relay_wake(relay->job->shard);
+    return false;
+}
+
+/* Calls `what` for the fold of each claim in the list. */
+static void for_folds(struct cairn_buffer_claim *claims, void (*what)(struct cairn_fold *fold))
+{
+    while (claims != NULL) {
+        struct cairn_buffer_claim *claim = claims;
+        claims = claim->next;
+        what((struct cairn_fold *)((char *)claim - offsetof(struct cairn_fold, claim)));
+    }
+}
+
+void cairn_relay_sums_advance(struct cairn_relay *relay)
+{
+    for_folds(cairn_buffer_pool_advance(&relay->sums.pool), cairn_fold_submit);
+}
+
+void cairn_relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
+{
+    struct cairn_relay *relay = owner->relay;
+    const bool may_receive = cairn_step_may_receive(owner->collector.step);
+    if (cairn_buffer_pool_is_stuck(&relay->sums.pool, &owner->buffers, may_receive, now_ms))
+        cairn_relay_give_up(relay,
+                            "there is no room for sums to shard %s, and its workers push in orders "
+                            "that are far apart: raise memory.limit of shard %s, give its host "
+                            "more memory, or push in one order",
+                            owner->name, relay->job->shard->name);
+}
+
+void cairn_relay_sums_void(struct cairn_relay *relay)
+{
+    for_folds(cairn_buffer_pool_void(&relay->sums.pool), cairn_fold_drop);
+}
+
+/* ---- open and close ---- */
+
+static uint32_t clamp(uint64_t value, uint32_t low, uint32_t high)
+{
+    return value < low ? low : value > high ? high : (uint32_t)value;
+}
+
+static cairn_status open_pool(struct cairn_relay *relay, struct cairn_sentence *why)
+{
+    struct cairn_buffer_pool *pool = &relay->sums.pool;
+    uint64_t chunks = 0;
+    for (uint32_t i = 0; i < relay->owner_count; i++)
+        chunks += relay->owners[i].buffers.chunk_count;
+    if (chunks >= UINT32_MAX) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "too many chunks");
+    *pool = (struct cairn_buffer_pool) {
+        .buffers = calloc((size_t)chunks + 1, sizeof *pool->buffers),
+        .count = (uint32_t)chunks,
+        .wanted = clamp((uint64_t)2 * relay->job->spec.window * relay->owner_count,
+                        BUFFERS_WANTED_MIN, BUFFERS_WANTED_MAX),
+        .stuck_max_ms = STUCK_MAX_MS,
+        .touch = touch_another,
+    };
+    if (pool->buffers == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the folds of a relay");
+    for (uint32_t i = 0; i < relay->owner_count; i++)
+        cairn_buffer_pool_add(pool, &relay->owners[i].buffers);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_relay_sums_open(struct cairn_relay *relay, struct cairn_sentence *why)
+{
+    struct cairn_shard_job *job = relay->job;
+    struct cairn_relay_sums *sums = &relay->sums;
+    cairn_status status = open_pool(relay, why);
+    if (status != CAIRN_OK) return status;
+    sums->buffer_bytes = (size_t)(job->spec.chunk_leaves * (uint64_t)CAIRN_LEAF_ELEMS *
+                                  sizeof(float));
+    const uint64_t chunks = sums->pool.count;
+    const uint32_t reserved = clamp(chunks, 0, BUFFERS_WANTED_MIN);
+    status = cairn_arena_open_shared(cairn_home_host(), "cairn-relay", chunks * sums->buffer_bytes,
+                                     &sums->arena, why);
+    if (status == CAIRN_OK)
+        status = cairn_shard_job_take(job, &job->memory.staging,
+                                      (uint64_t)reserved * sums->buffer_bytes, "a relay", why);
+    if (status != CAIRN_OK) return status;
+    sums->reserved = reserved;
+    (void)cairn_arena_share(&sums->arena, job->shard->fabric, NULL); // else it is copied
+    return CAIRN_OK;
+}
+
+void cairn_relay_sums_close(struct cairn_relay *relay)
+{
+    struct cairn_shard_job *job = relay->job;
+    struct cairn_relay_sums *sums = &relay->sums;
+    const uint32_t touched = sums->pool.touched;
+    const uint32_t taken = touched > sums->reserved ? touched : sums->reserved;
+    cairn_shard_job_give(job, &job->memory.staging, (uint64_t)taken * sums->buffer_bytes);
+    cairn_release(job->shard, &sums->arena); // counted back already: the next relay takes the bytes
+    free(sums->pool.buffers);
+}
+
+/* ==== link ==== */
+
+/* Connections of a relay to the owners (proto/link/chunk_link.h); an owner may be this very shard. */
+
+static struct cairn_relay_owner *owner_of(const struct cairn_chunk_link *link)
+{
+    return (struct cairn_relay_owner *)((char *)link - offsetof(struct cairn_relay_owner, link));
+}
+
+static struct cairn_shard *shard_of(const struct cairn_relay_owner *owner)
+{
+    return owner->relay->job->shard;
+}
+
+/* ---- hands ---- */
+
+static void sign(const struct cairn_chunk_link *link, struct cairn_chunk_header *header)
+{
+    const struct cairn_relay *relay = owner_of(link)->relay;
+    header->job = relay->job->number;
+    header->member = relay->number;
+    header->token = relay->token;
+    if (header->kind == CAIRN_CHUNK_HELLO) header->value = 1; // a relay
+}
+
+bool cairn_relay_link_waits(const struct cairn_relay_owner *owner)
+{
+    return cairn_pusher_waits(&owner->forward.pusher, 0) || cairn_relay_fetch_waits(owner);
+}
+
+static bool waits(const struct cairn_chunk_link *link)
+{
+    return cairn_relay_link_waits(owner_of(link));
+}
+
+static void lost(struct cairn_chunk_link *link)
+{
+    struct cairn_relay_owner *owner = owner_of(link);
+    owner->forward.grant = (struct cairn_chunk_header) { 0 };
+    cairn_pusher_on_lost(&owner->forward.pusher, 0);
+    cairn_relay_fetch_lost(owner);
+}
+
+static void down(struct cairn_chunk_link *link, cairn_status why)
+{
+    const struct cairn_relay_owner *owner = owner_of(link);
+    cairn_log_info("job %s: the relay lost shard %s: %s", owner->relay->job->spec.name, owner->name,
+                   cairn_status_text((int)why));
+    cairn_relay_wake(shard_of(owner));
+}
+
+static void starved(struct cairn_chunk_link *link)
+{
+    const struct cairn_relay_owner *owner = owner_of(link);
+    cairn_log_warn(
+        "job %s: the relay has no memory to send to shard %s (%zu bytes at a time): raise the "
+        "limits of this process (ulimit -v, memory.max, vm.max_map_count)",
+        owner->relay->job->spec.name, owner->name, link->starved.bytes);
+}
+
+static void loan(struct cairn_chunk_link *link)
+{
+    cairn_relay_busy(owner_of(link)->relay);
+}
+
+static void loan_back(struct cairn_chunk_link *link)
+{
+    cairn_relay_idle(owner_of(link)->relay);
+}
+
+static const struct cairn_chunk_link_hands hands = {
+    .sign = sign,
+    .waits = waits,
+    .lost = lost,
+    .down = down,
+    .starved = starved,
+    .loan = loan,
+    .loan_back = loan_back,
+};
+
+void cairn_relay_link_open(struct cairn_relay_owner *owner)
+{
+    owner->link.hands = &hands;
+}
+
+void cairn_relay_link_close(struct cairn_relay_owner *owner)
+{
+    if (shard_of(owner)->closing)
+        cairn_chunk_link_forget(&owner->link);
+    else
+        cairn_chunk_link_close(&owner->link);
+    cairn_relay_wake(shard_of(owner)); // it is told, and connected again, by a tick
+}
+
+/* An owner that is hung, the coordinator notices. This one it hears, and we do not: the way between is
+ * broken, and the workers may have another. */
+static void judge_silence(struct cairn_relay_owner *owner, uint64_t now_ms)
+{
+    if (cairn_chunk_link_silent_ms(&owner->link, now_ms) < owner->relay->silent_max_ms) return;
+    cairn_relay_give_up(owner->relay, "shard %s does not answer shard %s", owner->name,
+                        shard_of(owner)->name);
+}
+
+void cairn_relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
+{
+    if (owner->link.peer != NULL) cairn_relay_fetch_tick(owner);
+    cairn_chunk_link_tick(&owner->link, owner->relay->leaving ? NULL : shard_of(owner)->fabric,
+                          owner->address, owner->address_bytes, now_ms);
+    judge_silence(owner, now_ms);
+}
+
+void cairn_relay_link_on_hello(struct cairn_relay_owner *owner,
+                               const struct cairn_chunk_header *header)
+{
+    if (cairn_chunk_link_on_hello(&owner->link, header->request)) cairn_relay_fetch_lost(owner);
+    cairn_pusher_on_hello(&owner->forward.pusher, 0, header->request);
+}
+
+/* ==== collect ==== */
+
+/* Collects what workers contribute by way of a relay: the owners' collectors and their callbacks.
+ * The owner judges again whatever is judged here.
+ *
+ * Payloads are read where they lie. A payload that did not come through memory of this host is
+ * received into memory of its own, if the shard's budget has room; else the worker is asked for it
+ * again (BUSY). */
+
+static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+                   const struct cairn_relay_owner *owner, cairn_status status, const char *why)
+{
+    member->job->shard->stats.chunks_refused++;
+    cairn_log_limited(
+        &member->refusals, CAIRN_LOG_WARN, "refused to relay %s of job %s from %s: %s",
+        cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
+    struct cairn_chunk_header echoed = *header;
+    if (header->kind != CAIRN_CHUNK_PUSH) echoed.tensor = 0;
+    cairn_member_refuse_for(member, &echoed, status,
+                            owner != NULL ? owner->index : member->job->view->table.map.shard);
+}
+
+/* ---- contributions ---- */
+
+/* Memory for a payload that does not lie in this host's shared memory. */
+static bool take_memory(struct cairn_relay *relay, size_t bytes)
+{
+    struct cairn_shard_job *job = relay->job;
+    struct cairn_shard *shard = job->shard;
+    struct cairn_sentence why;
+    uint64_t *kind = &job->memory.staging;
+    if (cairn_shard_job_take(job, kind, bytes, "a payload to relay", &why) == CAIRN_OK) {
+        relay->collect.memory = malloc(bytes);
+        if (relay->collect.memory == NULL) cairn_shard_job_give(job, kind, bytes);
+    }
+    const uint64_t now_ms = uv_now(shard->loop);
+    if (relay->collect.memory != NULL)
+        relay->collect.roomless_since_ms = 0;
+    else if (relay->collect.roomless_since_ms == 0)
+        relay->collect.roomless_since_ms = now_ms;
+    else if (now_ms - relay->collect.roomless_since_ms >= relay->sums.pool.stuck_max_ms)
+        cairn_relay_give_up(relay,
+                            "there is no memory for what workers push by another way than memory "
+                            "of this host: raise memory.limit of shard %s",
+                            shard->name);
+    return relay->collect.memory != NULL;
+}
+
+static void give_memory(struct cairn_relay *relay, void **memory, size_t bytes)
+{
+    if (*memory == NULL) return;
+    free(*memory);
+    *memory = NULL;
+    cairn_shard_job_give(relay->job, &relay->job->memory.staging, bytes);
+}
+
+static void on_push(struct cairn_relay *relay, struct cairn_member *member,
+                    const struct cairn_chunk_header *header, struct cairn_fabric_message *message)
+{
+    struct cairn_sentence why;
+    struct cairn_piece piece;
+    uint32_t chunk = 0;
+    struct cairn_relay_owner *owner = cairn_relay_owner_of_chunk(relay, header->tensor,
+                                                                 header->first_leaf);
+    cairn_status status = CAIRN_ERR_MALFORMED;
+    if (owner == NULL)
+        cairn_sentence_set(&why, "tensor %u, leaf %llu is of no shard that is relayed to",
+                           header->tensor, (unsigned long long)header->first_leaf);
+    else
+        status = cairn_collector_judge(&owner->collector, member, header, &chunk, &piece, &why);
+    if (status == CAIRN_OK &&
+        !cairn_collector_reads_view(&owner->collector, header, chunk, message) &&
+        !take_memory(relay, (size_t)header->payload_bytes))
+        status = cairn_fail(&why, CAIRN_ERR_BUSY,
+                            "it does not come through memory of this host, and there is no room");
+    if (status != CAIRN_OK) {
+        refuse(member, header, owner, status, why.text);
+        cairn_fabric_drop(message);
+        return;
+    }
+    cairn_collector_push(&owner->collector, header, chunk, &piece, message);
+    // It was not received.
+    give_memory(relay, &relay->collect.memory, (size_t)header->payload_bytes);
+}
+
+/* ---- ends ---- */
+
+/* Whom of ours an end or a commit is meant for; NULL: nobody, and that was answered. */
+static struct cairn_relay_owner *owner_of_end(struct cairn_member *member,
+                                              const struct cairn_chunk_header *header)
+{
+    struct cairn_relay *relay = cairn_relay_of(member->job);
+    struct cairn_relay_owner *owner = NULL;
+    if (relay != NULL) owner = cairn_relay_owner_find(relay, header->tensor - 1);
+    if (owner == NULL)
+        refuse(member, header, NULL, CAIRN_ERR_STALE, "nothing is relayed to that shard any more");
+    return owner;
+}
+
+/* How many chunks of the owner the member sends nothing of. */
+static uint32_t count_absent(const struct cairn_relay_owner *owner, const uint32_t *tensors,
+                             size_t count)
+{
+    uint64_t absent = 0;
+    for (size_t i = 0; i < count; i++)
+        absent += cairn_chunk_table_tensor(&owner->table, tensors[i]).count;
+    return (uint32_t)absent; // at most table.trained_count
+}
+
+void cairn_relay_on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+                              const uint32_t *tensors, size_t count)
+{
+    struct cairn_relay_owner *owner = owner_of_end(member, header);
+    if (owner == NULL) return;
+    struct cairn_relay *relay = owner->relay;
+    cairn_relay_busy(relay);
+    struct cairn_step_event event = cairn_step_event_of(header);
+    event.absent = count_absent(owner, tensors, count);
+    cairn_collector_step(&owner->collector, &event);
+    cairn_relay_idle(relay);
+}
+
+void cairn_relay_on_commit(struct cairn_member *member, const struct cairn_chunk_header *header)
+{
+    struct cairn_relay_owner *owner = owner_of_end(member, header);
+    if (owner == NULL) return;
+    struct cairn_relay *relay = owner->relay;
+    cairn_relay_busy(relay);
+    const struct cairn_step_event event = cairn_step_event_of(header);
+    cairn_collector_step(&owner->collector, &event);
+    cairn_relay_idle(relay);
+}
+
+static bool is_ours(const struct cairn_relay *relay, uint64_t member)
+{
+    for (uint32_t i = 0; i < relay->member_count; i++)
+        if (relay->members[i] == member) return true;
+    return false;
+}
+
+bool cairn_relay_on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
+                         struct cairn_fabric_message *message)
+{
+    struct cairn_relay *relay = cairn_relay_of(member->job);
+    if (relay == NULL || relay->round == 0 || message == NULL || !is_ours(relay, member->number))
+        return false;
+    cairn_relay_busy(relay);
+    on_push(relay, member, header, message);
+    cairn_relay_idle(relay);
+    return true;
+}
+
+/* ---- hands ---- */
+
+struct cairn_relay_owner *cairn_relay_owner_of(const struct cairn_collector *collector)
+{
+    return (struct cairn_relay_owner *)((char *)collector -
+                                        offsetof(struct cairn_relay_owner, collector));
+}
+
+static bool takes_events(const struct cairn_collector *collector)
+{
+    const struct cairn_shard_job *job = collector->job;
+    return !cairn_relay_owner_of(collector)->relay->leaving && job->state != CAIRN_JOB_FAULTED &&
+           job->state != CAIRN_JOB_LEAVING && !job->shard->closing;
+}
+
+static void act(struct cairn_collector *collector, const struct cairn_step_action *action)
+{
+    struct cairn_relay_owner *owner = cairn_relay_owner_of(collector);
+    switch (action->kind) {
+    case CAIRN_STEP_FORWARD: cairn_relay_forward_chunk(owner, action->chunk, action->micro); break;
+    case CAIRN_STEP_FORWARD_END: cairn_relay_forward_micro_end(owner, action->micro); break;
+    case CAIRN_STEP_FORWARD_COMMIT: cairn_relay_forward_commit(owner, action->weight); break;
+    case CAIRN_STEP_ANSWER: break; // the shard's own part answers
+    case CAIRN_STEP_ZERO:          // of a core that updates only
+    case CAIRN_STEP_REDUCE:
+    case CAIRN_STEP_UPDATE:
+    case CAIRN_STEP_REDUCED_REPORT:
+    case CAIRN_STEP_PUBLISHED_REPORT: assert(false); break;
+    default: break; // the collector does it
+    }
+}
+
+static void send_for_owner(const struct cairn_collector *collector, struct cairn_member *member,
+                           struct cairn_chunk_header *header)
+{
+    if (header->kind == CAIRN_CHUNK_GRANT)
+        header->tensor = 1 + cairn_relay_owner_of(collector)->relay->shard;
+    cairn_member_send_for(member, header, cairn_relay_owner_of(collector)->index);
+}
+
+static cairn_status judge_piece(const struct cairn_collector *collector,
+                                const struct cairn_member *member,
+                                const struct cairn_chunk_header *header,
+                                const struct cairn_chunk_place *place,
+                                struct cairn_piece *piece_out, struct cairn_sentence *why)
+{
+    (void)member;
+    if (header->tile != CAIRN_TILE_WHOLE || header->table_hash != CAIRN_TABLE_HASH_WHOLE)
+        return cairn_fail(why, CAIRN_ERR_MISMATCH,
+                          "tensor %s: workers that hold parts of tensors push to the owners",
+                          collector->job->spec.tensors[header->tensor].name);
+    *piece_out = (struct cairn_piece) { .count = place->elem_count };
+    return CAIRN_OK;
+}
+
+static void *slot_memory(struct cairn_collector *collector, uint32_t slot)
+{
+    struct cairn_relay *relay = cairn_relay_owner_of(collector)->relay;
+    void *memory = relay->collect.memory;
+    (void)slot;
+    relay->collect.memory = NULL;
+    return memory;
+}
+
+static void slot_memory_back(struct cairn_slot *slot)
+{
+    give_memory(cairn_relay_owner_of(slot->collector)->relay, &slot->memory, slot->payload_bytes);
+}
+
+static void fold_told(struct cairn_collector *collector)
+{
+    cairn_relay_sums_advance(cairn_relay_owner_of(collector)->relay);
+}
+
+static void no_page(struct cairn_collector *collector)
+{
+    cairn_relay_give_up(cairn_relay_owner_of(collector)->relay,
+                        "this host has no page for a sum: it is out of memory");
+}
+
+static void busy(struct cairn_collector *collector)
+{
+    cairn_relay_busy(cairn_relay_owner_of(collector)->relay);
+}
+
+static void idle(struct cairn_collector *collector)
+{
+    cairn_relay_idle(cairn_relay_owner_of(collector)->relay);
+}
+
+static struct cairn_compute *on_host(const struct cairn_collector *collector, uint32_t chunk)
+{
+    (void)chunk;
+    return &collector->job->shard->host;
+}
+
+static const struct cairn_collector_hands for_owner = {
+    .takes_events = takes_events,
+    .act = act,
+    .send = send_for_owner,
+    .judge_piece = judge_piece,
+    .slot_memory = slot_memory,
+    .slot_memory_back = slot_memory_back,
+    .compute = on_host,
+    .fold_place = cairn_relay_fold_place,
+    .fold = cairn_relay_fold,
+    .fold_done = cairn_relay_fold_done,
+    .fold_told = fold_told,
+    .no_page = no_page,
+    .busy = busy,
+    .idle = idle,
+};
+
+cairn_status cairn_relay_collect(struct cairn_relay_owner *owner)
+{
+    struct cairn_relay *relay = owner->relay;
+    const struct cairn_step_config config = {
+        .chunk_count = owner->table.trained_count,
+        .window = relay->job->spec.window,
+        .member_max = relay->member_count,
+        .folds_wanted = cairn_compute_items_wanted(&relay->job->shard->host),
+        .forwards = true,
+    };
+    if (cairn_step_bytes(&config) == 0) return CAIRN_ERR_NO_MEMORY;
+    return cairn_collector_open(&owner->collector, &(struct cairn_collector_options) {
+                                                       .hands = &for_owner,
+                                                       .job = relay->job,
+                                                       .table = &owner->table,
+                                                       .shard_name = owner->name,
+                                                       .step = &config,
+                                                       .actions = &relay->collect.actions,
+                                                   });
+}

@@ -1,0 +1,705 @@
+/* Loading: this shard's part of a snapshot, read into the state and hashed on the way: each thread reads,
+ * copies and hashes what it takes (proto/snapshot_io/snapshot_io.h), while it is in the cache. */
+#include <assert.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/spec/spec.h"
+#include "server/shard/jobs.h"
+#include "server/shard/shard.h"
+#include "server/shard/state.h"
+
+struct cairn_restore {
+    struct cairn_loader loader;  /* first */
+    struct cairn_report *report; /* owned until it is sent; NULL: nobody wants to know */
+    struct cairn_results results;
+    struct cairn_sweep_ranges ranges; /* owned; `place`: the extent */
+    pthread_mutex_t mutex;            /* of the report */
+    pthread_mutex_t device;           /* of the device's list of the files thread */
+    struct cairn_works host[CAIRN_SWEEP_THREADS];
+};
+
+/* ---- what is read ---- */
+
+/* Leaves of an extent, up to where another home begins. Returns where that is: of the extent. */
+static uint64_t add_home(struct cairn_restore *restore, struct cairn_sweep_range *range,
+                         uint64_t from, size_t elem_bytes)
+{
+    const struct cairn_shard_job *job = restore->loader.job;
+    const size_t number = (size_t)range->place;
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
+    const struct cairn_geometry *geometry = &job->view->layout->geometry[extent->tensor];
+    const uint64_t to = from + cairn_planes_dense(&job->planes, number, extent->local_elem + from);
+    const uint64_t end = to == extent->elem_count
+                             ? extent->first_leaf + extent->leaf_count
+                             : cairn_leaf_of_elem(geometry, extent->first_elem + to);
+    range->first_leaf = cairn_leaf_of_elem(geometry, extent->first_elem + from);
+    range->leaf_count = end - range->first_leaf;
+    restore->loader.status = cairn_sweep_ranges_add(&restore->ranges, geometry, elem_bytes, range,
+                                                    &restore->loader.why);
+    return to;
+}
+
+/* Adds the ranges of the planes that an extent keeps. The snapshot may list its tensors in another
+ * order: they are found by name. */
+static void add_extent(struct cairn_restore *restore, const struct cairn_snapshot *snapshot,
+                       size_t number)
+{
+    const struct cairn_shard_job *job = restore->loader.job;
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
+    const struct cairn_tensor_spec *wanted = &job->spec.tensors[extent->tensor];
+    const struct cairn_job_spec_data *spec = &snapshot->manifest.spec;
+    const size_t tensor = cairn_spec_find_tensor(spec, wanted->name);
+    if (tensor == SIZE_MAX || !cairn_load_same_form(wanted, &spec->tensors[tensor])) {
+        restore->loader.status = cairn_fail(
+            &restore->loader.why, CAIRN_ERR_MISMATCH,
+            "snapshot %s has no tensor %s of the job's shape and master dtype", job->load.path,
+            wanted->name);
+        return;
+    }
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+        struct cairn_sweep_range range = { .tensor = (uint32_t)tensor,
+                                           .plane = (uint32_t)p,
+                                           .place = number };
+        if (!cairn_form_stores(&job->view->forms[number], (int)p)) continue;
+        const size_t elem_bytes = cairn_dtype_bytes(
+            (int)cairn_spec_plane_dtype(spec, range.tensor, range.plane));
+        for (uint64_t at = 0; at < extent->elem_count && restore->loader.status == CAIRN_OK;)
+            at = add_home(restore, &range, at, elem_bytes);
+    }
+}
+
+/* ---- reading it, on several threads ---- */
+
+static cairn_status hash_range(struct cairn_restore *restore, struct cairn_works *works,
+                               const struct cairn_sweep_range *range, const void *at,
+                               struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = restore->loader.job;
+    const size_t number = (size_t)range->place;
+    const uint32_t tensor = job->view->table.map.extents[number].tensor;
+    struct cairn_tree tree;
+    cairn_tree_init(&tree, range->first_leaf);
+    cairn_status status = cairn_report_leaves(
+        works, at, cairn_form_dtype(&job->view->forms[number], (enum cairn_plane)range->plane),
+        &job->view->layout->geometry[tensor], range->leaf_count, &tree, why);
+    if (status != CAIRN_OK) return status;
+    pthread_mutex_lock(&restore->mutex);
+    status = cairn_report_add_tree(restore->report, tensor, (enum cairn_plane)range->plane, &tree,
+                                   why);
+    pthread_mutex_unlock(&restore->mutex);
+    return status;
+}
+
+static size_t bytes_of(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
+{
+    const struct cairn_form *form = &restore->loader.job->view->forms[range->place];
+    return (size_t)range->elem_count *
+           cairn_dtype_bytes((int)cairn_form_dtype(form, (enum cairn_plane)range->plane));
+}
+
+static void *place_of(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
+{
+    const struct cairn_shard_job *job = restore->loader.job;
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[range->place];
+    return cairn_planes_at(&job->planes, (enum cairn_plane)range->plane, (size_t)range->place,
+                           extent->local_elem + (range->first_elem - extent->first_elem));
+}
+
+static bool on_device(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
+{
+    const struct cairn_shard_job *job = restore->loader.job;
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[range->place];
+    return extent->local_elem + (range->first_elem - extent->first_elem) <
+           cairn_planes_device_end(&job->planes);
+}
+
+/* It is read while the pages of host memory are made. False: the job leaves. */
+static bool await_pages(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
+{
+    return on_device(restore, range) ||
+           cairn_taken_await(&restore->loader.job->load.taken, place_of(restore, range),
+                             bytes_of(restore, range));
+}
+
+static cairn_status put_range(struct cairn_restore *restore, struct cairn_works *works,
+                              const struct cairn_sweep_range *range, const void *elems,
+                              struct cairn_sentence *why)
+{
+    const size_t bytes = bytes_of(restore, range);
+    void *at = place_of(restore, range);
+    if (!await_pages(restore, range))
+        return cairn_fail(why, CAIRN_ERR_CANCELED, "the job was dropped");
+    memcpy(cairn_works_put(works, at, bytes), elems, bytes);
+    const cairn_status status = cairn_works_run(works, why);
+    return status == CAIRN_OK ? hash_range(restore, works, range, at, why) : status;
+}
+
+/* Hashed where it stands then. A device has one list for all the threads. */
+static cairn_status take_range(void *context, uint32_t thread,
+                               const struct cairn_sweep_range *range, const void *elems,
+                               struct cairn_sentence *why)
+{
+    struct cairn_restore *restore = context;
+    if (!on_device(restore, range))
+        return put_range(restore, &restore->host[thread], range, elems, why);
+    pthread_mutex_lock(&restore->device);
+    const cairn_status status = put_range(
+        restore, cairn_compute_files(&restore->loader.job->shard->device), range, elems, why);
+    pthread_mutex_unlock(&restore->device);
+    return status;
+}
+
+static cairn_status read_hashed(struct cairn_restore *restore,
+                                const struct cairn_snapshot *snapshot)
+{
+    struct cairn_shard_job *job = restore->loader.job;
+    const struct cairn_sweep sweep = { .snapshot = snapshot,
+                                       .take = take_range,
+                                       .context = restore,
+                                       .canceled = &restore->loader.canceled };
+    cairn_status status = CAIRN_OK;
+    uint32_t opened = 0;
+    while (opened < CAIRN_SWEEP_THREADS && status == CAIRN_OK)
+        status = cairn_works_open(&restore->host[opened++], job->shard->host.home, 1, 1,
+                                  &restore->loader.why);
+    if (status == CAIRN_OK)
+        status = cairn_snapshot_sweep(&sweep, &restore->ranges, &restore->loader.why);
+    while (opened > 0) cairn_works_close(&restore->host[--opened]);
+    return status;
+}
+
+/* Nobody compares hashes of it: the checksums of its blocks judge it. */
+static cairn_status read_judged(struct cairn_restore *restore, struct cairn_snapshot *snapshot)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < restore->ranges.count && status == CAIRN_OK; i++) {
+        const struct cairn_sweep_range *range = &restore->ranges.list[i];
+        struct cairn_shard *shard = restore->loader.job->shard;
+        struct cairn_works *works = cairn_compute_files(on_device(restore, range) ? &shard->device
+                                                                                  : &shard->host);
+        if (atomic_load(&restore->loader.canceled) || !await_pages(restore, range))
+            return cairn_fail(&restore->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
+        void *piece = cairn_works_put(works, place_of(restore, range), bytes_of(restore, range));
+        status = cairn_snapshot_read(snapshot, range->tensor, range->plane, range->first_elem,
+                                     range->elem_count, piece, &restore->loader.why);
+        const cairn_status run = cairn_works_run(works, &restore->loader.why);
+        if (status == CAIRN_OK) status = run;
+    }
+    return status;
+}
+
+static void read_all(struct cairn_restore *restore, struct cairn_snapshot *snapshot)
+{
+    struct cairn_loader *loader = &restore->loader;
+    for (size_t i = 0; i < loader->job->view->table.map.extent_count; i++)
+        if (loader->status == CAIRN_OK) add_extent(restore, snapshot, i);
+    if (loader->status != CAIRN_OK) return;
+    loader->status = restore->report != NULL ? read_hashed(restore, snapshot)
+                                             : read_judged(restore, snapshot);
+}
+
+/* The non-finite values that the snapshot's manifest lists are still there. One shard tells of
+ * them, for all. */
+static struct cairn_results results_of(const struct cairn_shard_job *job,
+                                       const struct cairn_manifest *m)
+{
+    struct cairn_results results = { 0 };
+    if (job->view->table.map.shard != 0) return results;
+    for (uint32_t i = 0; i < m->nonfinite.tensor_count; i++) {
+        const char *name = m->spec.tensors[m->nonfinite.tensors[i].tensor].name;
+        cairn_results_add(&results, (uint32_t)cairn_spec_find_tensor(&job->spec, name),
+                          m->nonfinite.tensors[i].elems);
+    }
+    results.nonfinite = m->nonfinite.nonfinite;
+    return results;
+}
+
+static void run_restore(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    struct cairn_restore *restore = (struct cairn_restore *)task;
+    struct cairn_snapshot snapshot;
+    restore->loader.status = cairn_snapshot_open(restore->loader.job->load.path, &snapshot,
+                                                 &restore->loader.why);
+    if (restore->loader.status != CAIRN_OK) return;
+    read_all(restore, &snapshot);
+    restore->results = results_of(restore->loader.job, &snapshot.manifest);
+    cairn_snapshot_close(&snapshot);
+}
+
+static void restore_done(struct cairn_task *task)
+{
+    struct cairn_restore *restore = (struct cairn_restore *)task;
+    struct cairn_shard_job *job = restore->loader.job;
+    const cairn_status status = restore->loader.status;
+    if (job->state == CAIRN_JOB_LOADING && status == CAIRN_OK) {
+        cairn_log_info("job %s: loaded %s", job->spec.name, job->load.path);
+        if (restore->report != NULL)
+            cairn_report_send(restore->report, cairn_step_version(job->collector.step), CAIRN_OK,
+                              NULL);
+        restore->report = NULL;
+        job->pass.results = restore->results;
+    } else if (job->state == CAIRN_JOB_LOADING) {
+        cairn_log_error("job %s: cannot load %s: %s", job->spec.name, job->load.path,
+                        restore->loader.why.text);
+        if (status == CAIRN_ERR_NOT_FOUND || status == CAIRN_ERR_IO)
+            cairn_storage_watch_doubt(&job->shard->storage);
+    }
+    cairn_loader_end(&restore->loader);
+}
+
+static void release(struct cairn_loader *loader)
+{
+    struct cairn_restore *restore = (struct cairn_restore *)loader;
+    cairn_report_free(restore->report);
+    cairn_sweep_ranges_release(&restore->ranges);
+    pthread_mutex_destroy(&restore->mutex);
+    pthread_mutex_destroy(&restore->device);
+}
+
+cairn_status cairn_restore_begin(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    struct cairn_restore *restore = calloc(1, sizeof *restore);
+    const uint64_t digest = job->load.digest;
+    struct cairn_report *report = digest != 0 ? cairn_report_new(job, digest) : NULL;
+    if (restore == NULL || (digest != 0 && report == NULL)) {
+        free(restore);
+        cairn_report_free(report);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to load a snapshot");
+    }
+    restore->report = report;
+    pthread_mutex_init(&restore->mutex, NULL);
+    pthread_mutex_init(&restore->device, NULL);
+    restore->loader.release = release;
+    restore->loader.task =
+        (struct cairn_task) { .run = run_restore, .done = restore_done, .item_count = 1 };
+    cairn_loader_begin(&restore->loader, job);
+    cairn_pool_submit(job->shard->files, &restore->loader.task);
+    return CAIRN_OK;
+}
+
+/* ==== report ==== */
+
+#define BATCH_BYTES \
+    ((size_t)512 << 10) /* of a SnapshotPart, but for one entry or the payload alone */
+
+struct report_file {
+    char path[CAIRN_SNAPSHOT_PATH_BYTES];
+    uint64_t bytes;
+    uint8_t *sums; /* owned: of its blocks */
+    uint64_t block_count, blocks_told;
+};
+
+struct report_digest {
+    uint32_t tensor, plane;
+    struct cairn_tree_node node;
+};
+
+struct cairn_report {
+    struct cairn_report *next;   /* of the job's, while it is sent */
+    struct cairn_shard_job *job; /* borrowed */
+    uint64_t snapshot;
+    struct cairn_version version;
+    /* owned */
+    struct report_file *files;
+    struct report_digest *digests;
+    uint8_t *payload; /* NULL once it is sent */
+    size_t file_count, file_capacity, digest_count, digest_capacity, payload_bytes;
+    size_t files_told, digests_told;
+};
+
+struct cairn_report *cairn_report_new(struct cairn_shard_job *job, uint64_t snapshot)
+{
+    struct cairn_report *report = calloc(1, sizeof *report);
+    if (report == NULL) return NULL;
+    report->job = job;
+    report->snapshot = snapshot;
+    return report;
+}
+
+void cairn_report_free(struct cairn_report *report)
+{
+    if (report == NULL) return;
+    for (size_t i = 0; i < report->file_count; i++) free(report->files[i].sums);
+    free(report->files);
+    free(report->digests);
+    free(report->payload);
+    free(report);
+}
+
+/* ---- gathering ---- */
+
+cairn_status cairn_report_add_tree(struct cairn_report *report, uint32_t tensor,
+                                   enum cairn_plane plane, const struct cairn_tree *tree,
+                                   struct cairn_sentence *why)
+{
+    if (report->digest_count + tree->node_count > report->digest_capacity) {
+        const size_t capacity = 2 * report->digest_capacity + CAIRN_TREE_NODES_MAX + 2;
+        struct report_digest *grown = realloc(report->digests, capacity * sizeof *grown);
+        if (grown == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to hash");
+        report->digests = grown;
+        report->digest_capacity = capacity;
+    }
+    for (uint32_t i = 0; i < tree->node_count; i++) {
+        report->digests[report->digest_count++] =
+            (struct report_digest) { .tensor = tensor, .plane = plane, .node = tree->node[i] };
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_report_leaves(struct cairn_works *works, const void *plane, cairn_dtype dtype,
+                                 const struct cairn_geometry *geometry, uint64_t leaves,
+                                 struct cairn_tree *tree, struct cairn_sentence *why)
+{
+    struct cairn_hash hashes[CAIRN_REPORT_LEAVES];
+    assert(leaves <= CAIRN_REPORT_LEAVES);
+    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_HASH);
+    work->hash.plane = plane;
+    work->hash.dtype = dtype;
+    work->hash.geometry = geometry;
+    work->hash.first_leaf = tree->next_leaf;
+    work->hash.leaf_count = leaves;
+    work->hash.hashes = hashes;
+    const cairn_status status = cairn_works_run(works, why);
+    for (uint64_t i = 0; status == CAIRN_OK && i < leaves; i++)
+        cairn_tree_push_leaf(tree, &hashes[i]);
+    return status;
+}
+
+cairn_status cairn_report_add_file(struct cairn_report *report, const char *path, uint64_t bytes,
+                                   uint8_t *sums, struct cairn_sentence *why)
+{
+    if (report->file_count == report->file_capacity) {
+        const size_t capacity = 2 * report->file_capacity + 8;
+        struct report_file *grown = realloc(report->files, capacity * sizeof *grown);
+        if (grown == NULL) {
+            free(sums);
+            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+        }
+        report->files = grown;
+        report->file_capacity = capacity;
+    }
+    struct report_file *file = &report->files[report->file_count++];
+    *file = (struct report_file) { .bytes = bytes,
+                                   .sums = sums,
+                                   .block_count = cairn_snapshot_block_count(bytes) };
+    strncpy(file->path, path, sizeof file->path - 1);
+    return CAIRN_OK;
+}
+
+const char *cairn_report_file(const struct cairn_report *report, size_t i)
+{
+    return i < report->file_count ? report->files[i].path : NULL;
+}
+
+cairn_status cairn_report_keep_payload(struct cairn_report *report, struct cairn_sentence *why)
+{
+    const struct cairn_decision *last = cairn_step_last(report->job->collector.step);
+    report->payload = malloc(last->payload_bytes + 1);
+    if (report->payload == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (last->payload_bytes > 0) memcpy(report->payload, last->payload, last->payload_bytes);
+    report->payload_bytes = last->payload_bytes;
+    return CAIRN_OK;
+}
+
+/* ---- sending ---- */
+
+/* Orders digests by tensor, plane and leaf, since files are written in another order. */
+static int digest_order(const void *a, const void *b)
+{
+    const struct report_digest *x = a, *y = b;
+    const uint64_t x_leaf = x->node.index << x->node.level, y_leaf = y->node.index << y->node.level;
+    if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
+    if (x->plane != y->plane) return x->plane < y->plane ? -1 : 1;
+    return x_leaf < y_leaf ? -1 : x_leaf > y_leaf;
+}
+
+static Cairn__SnapshotPart message_of(const struct cairn_report *report)
+{
+    Cairn__SnapshotPart part = CAIRN__SNAPSHOT_PART__INIT;
+    part.job = report->job->number;
+    part.snapshot = report->snapshot;
+    part.generation = report->version.generation;
+    part.step = report->version.step;
+    return part;
+}
+
+static void send_failure(const struct cairn_report *report, cairn_status status, const char *why)
+{
+    Cairn__SnapshotPart part = message_of(report);
+    part.status = (int32_t)status;
+    part.text = (char *)(uintptr_t)why;
+    cairn_session_send(report->job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
+}
+
+struct batch {
+    Cairn__SnapshotFile *files;
+    Cairn__DigestNode *digests;
+    void **list; /* of the files, then of the digests */
+    size_t bytes;
+};
+
+#define ENTRIES_MAX \
+    (BATCH_BYTES / 32) /* no entry is shorter: each has a hash of 16 bytes and its frame */
+
+/* The bytes of block sums that one message has of a file: a file of very many blocks takes several
+ * messages. */
+#define SUMS_BYTES (BATCH_BYTES / 2)
+
+static size_t fill_files(struct cairn_report *report, struct batch *batch)
+{
+    size_t count = 0;
+    while (report->files_told < report->file_count && batch->bytes < BATCH_BYTES &&
+           count < ENTRIES_MAX) {
+        struct report_file *from = &report->files[report->files_told];
+        const uint64_t most = SUMS_BYTES / CAIRN_SNAPSHOT_SUM_BYTES;
+        const uint64_t left = from->block_count - from->blocks_told;
+        const uint64_t blocks = left < most ? left : most;
+        Cairn__SnapshotFile *file = &batch->files[count];
+        cairn__snapshot_file__init(file);
+        file->path = from->path;
+        file->bytes = from->bytes;
+        file->first_block = from->blocks_told;
+        file->sums = (ProtobufCBinaryData) { (size_t)blocks * CAIRN_SNAPSHOT_SUM_BYTES,
+                                             from->sums +
+                                                 from->blocks_told * CAIRN_SNAPSHOT_SUM_BYTES };
+        from->blocks_told += blocks;
+        report->files_told += from->blocks_told == from->block_count;
+        batch->bytes += cairn__snapshot_file__get_packed_size(file) + 4;
+        batch->list[count++] = file;
+    }
+    return count;
+}
+
+static size_t fill_digests(struct cairn_report *report, struct batch *batch, size_t at)
+{
+    size_t count = 0;
+    while (report->digests_told < report->digest_count && batch->bytes < BATCH_BYTES &&
+           at + count < ENTRIES_MAX) {
+        struct report_digest *from = &report->digests[report->digests_told++];
+        Cairn__DigestNode *digest = &batch->digests[count];
+        cairn__digest_node__init(digest);
+        digest->tensor = from->tensor;
+        digest->plane = from->plane;
+        digest->level = from->node.level;
+        digest->index = from->node.index;
+        digest->hash = (ProtobufCBinaryData) { CAIRN_HASH_BYTES, from->node.hash.byte };
+        batch->bytes += cairn__digest_node__get_packed_size(digest) + 4;
+        batch->list[at + count++] = digest;
+    }
+    return count;
+}
+
+static bool is_told(const struct cairn_report *report)
+{
+    return report->files_told == report->file_count && report->digests_told == report->digest_count;
+}
+
+/* The payload goes with the first. False if there is no memory for the lists. */
+static bool send_batch(struct cairn_report *report)
+{
+    struct batch batch = { .files = calloc(ENTRIES_MAX, sizeof *batch.files),
+                           .digests = calloc(ENTRIES_MAX, sizeof *batch.digests),
+                           .list = calloc(ENTRIES_MAX, sizeof *batch.list),
+                           .bytes = report->payload_bytes };
+    const bool have = batch.files != NULL && batch.digests != NULL && batch.list != NULL;
+    if (have) {
+        Cairn__SnapshotPart part = message_of(report);
+        part.payload = (ProtobufCBinaryData) { report->payload_bytes, report->payload };
+        part.n_files = fill_files(report, &batch);
+        part.files = (Cairn__SnapshotFile **)batch.list;
+        part.n_digests = fill_digests(report, &batch, part.n_files);
+        part.digests = (Cairn__DigestNode **)(batch.list + part.n_files);
+        part.more = !is_told(report);
+        cairn_session_send(report->job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
+        free(report->payload);
+        report->payload = NULL;
+        report->payload_bytes = 0;
+    }
+    free(batch.files);
+    free(batch.digests);
+    free(batch.list);
+    return have;
+}
+
+/* Frees it unless more of it is to come. */
+static void send_some(struct cairn_report *report)
+{
+    struct cairn_report **link = &report->job->pins.reports;
+    const bool sent = send_batch(report);
+    if (!sent) send_failure(report, CAIRN_ERR_NO_MEMORY, "no memory for the list of digests");
+    if (sent && !is_told(report)) return;
+    while (*link != report) link = &(*link)->next;
+    *link = report->next;
+    cairn_report_free(report);
+}
+
+void cairn_report_send(struct cairn_report *report, struct cairn_version version,
+                       cairn_status status, const struct cairn_sentence *why)
+{
+    report->version = version;
+    if (status != CAIRN_OK) {
+        send_failure(report, status, why->text);
+        cairn_report_free(report);
+        return;
+    }
+    if (report->digest_count > 0)
+        qsort(report->digests, report->digest_count, sizeof *report->digests, digest_order);
+    report->next = report->job->pins.reports;
+    report->job->pins.reports = report;
+    send_some(report);
+}
+
+void cairn_report_next(struct cairn_shard_job *job, uint64_t snapshot)
+{
+    struct cairn_report *report = job->pins.reports;
+    while (report != NULL && report->snapshot != snapshot) report = report->next;
+    if (report != NULL) send_some(report);
+}
+
+void cairn_reports_drop(struct cairn_shard_job *job)
+{
+    while (job->pins.reports != NULL) {
+        struct cairn_report *report = job->pins.reports;
+        job->pins.reports = report->next;
+        cairn_report_free(report);
+    }
+}
+
+/* ==== extend ==== */
+
+/* Makes a generation of a job from the one that serves: tensors that both have are copied, new
+ * tensors begin by their initializers, and moments that did not exist before begin at 0. This is
+ * done by works on the planes, one item for each chunk.
+ *
+ * No table changes for a tensor that stays (proto/plan/plan.h), so each extent has one to be copied
+ * from, or is of a new tensor. The coordinator opens no round meanwhile; a version that changed all
+ * the same is noticed. */
+
+#define NEW UINT32_MAX
+
+struct cairn_extend {
+    struct cairn_loader loader;   /* first */
+    struct cairn_shard_job *from; /* borrowed; busy meanwhile */
+    struct cairn_version version; /* of `from` */
+    uint32_t source[]; /* [job->view->table.map.extent_count] an extent of `from`, or NEW */
+};
+
+/* The extent of `from` that has the elements of the job's extent i. */
+static cairn_status find_source(struct cairn_extend *extend, size_t i, struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = extend->loader.job, *from = extend->from;
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[i];
+    const struct cairn_tensor_spec *tensor = &job->spec.tensors[extent->tensor];
+    const size_t was = cairn_spec_find_tensor(&from->spec, tensor->name);
+    extend->source[i] = NEW;
+    if (was == SIZE_MAX && tensor->init.kind != CAIRN_INIT_NONE) return CAIRN_OK;
+    if (was == SIZE_MAX)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s is new and has no initializer",
+                          tensor->name);
+    const struct cairn_local_extent *old = cairn_shard_map_find(&from->view->table.map,
+                                                                (uint32_t)was, extent->first_leaf);
+    if (old == NULL || old->first_elem != extent->first_elem ||
+        old->elem_count != extent->elem_count ||
+        !cairn_load_same_form(tensor, &from->spec.tensors[was]))
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor %s stands elsewhere than it did: nothing is moved", tensor->name);
+    extend->source[i] = (uint32_t)(old - from->view->table.map.extents);
+    return CAIRN_OK;
+}
+
+static bool at_version(const struct cairn_shard_job *from, const struct cairn_version *version)
+{
+    return from->state == CAIRN_JOB_SERVING && !from->pass.updating && !from->park.is_under_way &&
+           cairn_version_compare(cairn_step_version(from->collector.step), *version) == 0;
+}
+
+static cairn_status judge(struct cairn_extend *extend, struct cairn_sentence *why)
+{
+    const struct cairn_version next = cairn_step_version(extend->loader.job->collector.step);
+    const struct cairn_version *now = &extend->version;
+    if (!at_version(extend->from, now) || now->step != next.step ||
+        now->generation >= next.generation)
+        return cairn_fail(
+            why, CAIRN_ERR_NOT_READY,
+            "job %s is at version %llu.%llu here, or changing: not to be extended to %llu.%llu",
+            extend->loader.job->spec.name, (unsigned long long)now->generation,
+            (unsigned long long)now->step, (unsigned long long)next.generation,
+            (unsigned long long)next.step);
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < extend->loader.job->view->table.map.extent_count && status == CAIRN_OK;
+         i++)
+        status = find_source(extend, i, why);
+    return status;
+}
+
+/* ---- on the compute threads ---- */
+
+static void copy_chunk(struct cairn_works *works, const struct cairn_extend *extend,
+                       uint32_t extent, uint64_t local_elem, uint64_t elems)
+{
+    const struct cairn_shard_job *job = extend->loader.job, *from = extend->from;
+    const uint32_t source = extend->source[extent];
+    const uint64_t old_elem = from->view->table.map.extents[source].local_elem +
+                              (local_elem - job->view->table.map.extents[extent].local_elem);
+    cairn_planes_copy(works, &job->planes, extent, local_elem, &from->planes, source, old_elem,
+                      elems);
+}
+
+static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
+                     struct cairn_works *works)
+{
+    const struct cairn_extend *extend = (struct cairn_extend *)cairn_loader_of(run);
+    const struct cairn_shard_job *job = extend->loader.job;
+    const uint32_t extent = job->view->table.extent_of[chunk];
+    (void)stage;
+    if (atomic_load(&extend->loader.canceled)) return false;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->view->table.map, chunk);
+    if (extend->source[extent] == NEW)
+        cairn_load_init_chunk(works, job, chunk);
+    else
+        copy_chunk(works, extend, extent, place.local_elem, place.elem_count);
+    return false;
+}
+
+/* ---- begin and end ---- */
+
+static void extend_done(struct cairn_loader *loader)
+{
+    struct cairn_extend *extend = (struct cairn_extend *)loader;
+    struct cairn_shard_job *from = extend->from;
+    if (loader->status == CAIRN_OK && !at_version(from, &extend->version))
+        extend->loader.status = cairn_fail(&extend->loader.why, CAIRN_ERR_NOT_READY,
+                                           "job %s changed while it was extended", from->spec.name);
+    cairn_loader_end(&extend->loader);
+    cairn_shard_job_idle(from);
+}
+
+cairn_status cairn_extend_begin(struct cairn_shard_job *job, struct cairn_shard_job *from,
+                                struct cairn_sentence *why)
+{
+    if (from == NULL)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "shard %s holds no part of job %s to extend",
+                          job->shard->name, job->spec.name);
+    struct cairn_extend *extend = calloc(1, sizeof *extend + job->view->table.map.extent_count *
+                                                                 sizeof extend->source[0]);
+    if (extend == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to extend a job");
+    extend->loader.job = job;
+    extend->from = from;
+    extend->version = cairn_step_version(from->collector.step);
+    const cairn_status status = judge(extend, why);
+    if (status != CAIRN_OK) {
+        free(extend);
+        return status;
+    }
+    cairn_shard_job_busy(from);
+    cairn_loader_begin(&extend->loader, job);
+    cairn_loader_fill(&extend->loader, describe, extend_done);
+    return CAIRN_OK;
+}

@@ -1,0 +1,676 @@
+/* The parts of the tensors here that workers hold: proto/wire/chunk.h, at a shard.
+ *
+ * A tensor is tiled while some member does not hold all of it. Its different boxes are kept once,
+ * however many members hold them, each with a mark for each chunk (tiles.c). The coordinator
+ * has checked that no two boxes overlap without being equal, and that they make up the tensor
+ * (cairn_tiles_cover). Boxes that nobody holds any more are kept until the job is idle: slots, puts
+ * and folds may refer to them. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/text.h"
+#include "server/shard/base.h"
+#include "server/shard/collect.h"
+#include "server/shard/shard.h"
+
+/* ---- geometry ---- */
+
+static const struct cairn_shape *shape_of(const struct cairn_shard_job *job, uint32_t tensor)
+{
+    return &job->spec.tensors[tensor].shape;
+}
+
+static const struct cairn_shard_map *map_of(const struct cairn_shard_job *job)
+{
+    return &job->tiling.table->map;
+}
+
+/* The tensor's chunks here. */
+static struct cairn_tensor_chunks chunks_of(const struct cairn_shard_job *job, uint32_t tensor)
+{
+    return cairn_chunk_table_tensor(job->tiling.table, tensor);
+}
+
+uint64_t cairn_tiles_common(const struct cairn_shard_job *job, const struct cairn_box *box,
+                            const struct cairn_chunk_place *place, uint64_t *before_out)
+{
+    const struct cairn_shape *shape = shape_of(job, place->tensor);
+    *before_out = cairn_box_before(box, shape, place->first_elem);
+    return cairn_box_before(box, shape, place->first_elem + place->elem_count) - *before_out;
+}
+
+/* Fills in where a box has elements. */
+static void find_chunks(const struct cairn_shard_job *job, const struct cairn_chunk_table *table,
+                        uint32_t tensor, const struct cairn_box *box, struct cairn_held *out)
+{
+    const struct cairn_tensor_chunks all = cairn_chunk_table_tensor(table, tensor);
+    *out = (struct cairn_held) { .box = *box, .first_chunk = all.first };
+    for (uint64_t c = all.first; c < all.first + all.count; c++) {
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&table->map, c);
+        uint64_t before;
+        if (cairn_tiles_common(job, box, &place, &before) == 0) continue;
+        if (out->touched++ == 0) out->first_chunk = c;
+        out->chunk_count = c + 1 - out->first_chunk;
+    }
+}
+
+/* ---- boxes and tensors ---- */
+
+static void *take(struct cairn_shard_job *job, size_t bytes, struct cairn_sentence *why)
+{
+    if (cairn_shard_job_take(job, &job->memory.tables, bytes, "tiles", why) != CAIRN_OK)
+        return NULL;
+    void *memory = calloc(1, bytes);
+    if (memory == NULL) {
+        cairn_shard_job_give(job, &job->memory.tables, bytes);
+        cairn_sentence_set(why, "no memory for tiles");
+        return NULL;
+    }
+    return memory;
+}
+
+static void give(struct cairn_shard_job *job, void *memory, size_t bytes)
+{
+    if (memory == NULL) return;
+    cairn_shard_job_give(job, &job->memory.tables, bytes);
+    free(memory);
+}
+
+void cairn_held_free(struct cairn_shard_job *job, struct cairn_held *held)
+{
+    give(job, held, sizeof *held + (size_t)held->chunk_count);
+}
+
+struct cairn_held *cairn_held_open(struct cairn_shard_job *job,
+                                   const struct cairn_chunk_table *table, uint32_t tensor,
+                                   const struct cairn_box *box, struct cairn_sentence *why)
+{
+    struct cairn_held found;
+    find_chunks(job, table, tensor, box, &found);
+    struct cairn_held *held = take(job, sizeof *held + (size_t)found.chunk_count, why);
+    if (held != NULL) *held = found;
+    return held;
+}
+
+static struct cairn_tiled *tiled_open(struct cairn_shard_job *job, uint32_t tensor,
+                                      struct cairn_sentence *why)
+{
+    const struct cairn_box whole = cairn_box_of_shape(shape_of(job, tensor));
+    struct cairn_tiled *tiled = take(job, sizeof *tiled, why);
+    if (tiled == NULL) return NULL;
+    tiled->held = cairn_held_open(job, job->tiling.table, tensor, &whole, why);
+    if (tiled->held == NULL) {
+        give(job, tiled, sizeof *tiled);
+        return NULL;
+    }
+    tiled->tensor = tensor;
+    tiled->next = job->tiling.list;
+    job->tiling.list = tiled;
+    job->tiling.of[tensor] = tiled;
+    return tiled;
+}
+
+bool cairn_tiles_rest(const struct cairn_shard_job *job)
+{
+    if (cairn_step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING ||
+        cairn_step_slots_used(job->collector.step) > 0)
+        return false;
+    for (uint32_t i = 0; i < job->puts.max; i++)
+        if (job->puts.list[i].job != NULL) return false;
+    return true;
+}
+
+/* Frees what nobody holds, if nothing can refer to it. */
+static void sweep(struct cairn_shard_job *job)
+{
+    if (cairn_step_phase_of(job->collector.step) != CAIRN_STEP_IDLE || !cairn_tiles_rest(job))
+        return;
+    struct cairn_tiled **link = &job->tiling.list;
+    while (*link != NULL) {
+        struct cairn_tiled *tiled = *link;
+        struct cairn_held **at = &tiled->held->next; // the whole stays as long as the tensor
+        while (*at != NULL) {
+            struct cairn_held *held = *at;
+            if (held->holders > 0) {
+                at = &held->next;
+                continue;
+            }
+            *at = held->next;
+            cairn_held_free(job, held);
+        }
+        if (tiled->held->next != NULL) {
+            link = &tiled->next;
+            continue;
+        }
+        *link = tiled->next;
+        job->tiling.of[tiled->tensor] = NULL;
+        cairn_held_free(job, tiled->held);
+        give(job, tiled, sizeof *tiled);
+    }
+}
+
+uint8_t *cairn_tiles_holds_open(const struct cairn_shard_job *job,
+                                const struct cairn_chunk_table *table)
+{
+    const size_t members = job->collector.slot_count / job->landing.window;
+    return malloc(members * CAIRN_STEP_HOLDS_BYTES(table->trained_count) + 1);
+}
+
+cairn_status cairn_tiles_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
+{
+    job->tiling.table = table;
+    job->tiling.holds = cairn_tiles_holds_open(job, table);
+    job->tiling.of = calloc(job->spec.tensor_count + 1, sizeof *job->tiling.of);
+    return job->tiling.holds != NULL && job->tiling.of != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+void cairn_tiles_close(struct cairn_shard_job *job)
+{
+    free(job->tiling.holds);
+    free(job->tiling.of);
+    while (job->tiling.list != NULL) {
+        struct cairn_tiled *tiled = job->tiling.list;
+        job->tiling.list = tiled->next;
+        while (tiled->held != NULL) {
+            struct cairn_held *held = tiled->held;
+            tiled->held = held->next;
+            cairn_held_free(job, held);
+        }
+        give(job, tiled, sizeof *tiled);
+    }
+}
+
+/* The box of that tensor, made if need be. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_BUSY: a round is collecting,
+ * whose sums were begun without it. */
+static cairn_status held_get(struct cairn_shard_job *job, uint32_t tensor,
+                             const struct cairn_box *box, struct cairn_held **held_out,
+                             struct cairn_sentence *why)
+{
+    struct cairn_tiled *tiled = job->tiling.of[tensor];
+    struct cairn_held *held = tiled != NULL ? tiled->held : NULL;
+    while (held != NULL && !cairn_box_equal(&held->box, box)) held = held->next;
+    if (held == NULL && cairn_step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "tiles change between rounds, and one is open");
+    if (held == NULL) {
+        if (tiled == NULL) tiled = tiled_open(job, tensor, why);
+        if (tiled != NULL) held = cairn_held_open(job, job->tiling.table, tensor, box, why);
+        if (held == NULL) return CAIRN_ERR_NO_MEMORY;
+        held->next = tiled->held->next;
+        tiled->held->next = held;
+    }
+    *held_out = held;
+    return CAIRN_OK;
+}
+
+/* ---- members ---- */
+
+const struct cairn_member_tile *cairn_tiles_of_member(const struct cairn_member *member,
+                                                      uint32_t tensor)
+{
+    const size_t low = cairn_lower_bound(member->tiles, member->tile_count, sizeof *member->tiles,
+                                         offsetof(struct cairn_member_tile, tensor), tensor);
+    const bool found = low < member->tile_count && member->tiles[low].tensor == tensor;
+    return found ? &member->tiles[low] : NULL;
+}
+
+static void let_go(const struct cairn_member_tile *tiles, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (tiles[i].held != NULL) tiles[i].held->holders--;
+}
+
+void cairn_tiles_forget(struct cairn_member *member)
+{
+    let_go(member->tiles, member->tile_count);
+    give(member->job, member->tiles, member->tile_count * sizeof *member->tiles);
+    member->tiles = NULL;
+    member->tile_count = 0;
+    member->untouched = 0;
+    member->tiles_hash = CAIRN_TABLE_HASH_WHOLE;
+}
+
+void cairn_tiles_move(struct cairn_member *from, struct cairn_member *to)
+{
+    to->tiles = from->tiles;
+    to->tile_count = from->tile_count;
+    to->untouched = from->untouched;
+    to->tiles_hash = from->tiles_hash;
+    from->tiles = NULL;
+    from->tile_count = 0;
+}
+
+uint64_t cairn_tiles_touched(const struct cairn_member *member, uint32_t tensor)
+{
+    const struct cairn_member_tile *tile = cairn_tiles_of_member(member, tensor);
+    if (tile == NULL || tile->held == NULL) return chunks_of(member->job, tensor).count;
+    return tile->held->touched;
+}
+
+void cairn_tiles_count(struct cairn_member *member)
+{
+    uint64_t untouched = 0;
+    for (size_t i = 0; i < member->tile_count; i++) {
+        const struct cairn_member_tile *tile = &member->tiles[i];
+        if (member->job->spec.tensors[tile->tensor].kind != CAIRN_TRAINED) continue;
+        untouched += chunks_of(member->job, tile->tensor).count -
+                     cairn_tiles_touched(member, tile->tensor);
+    }
+    member->untouched = untouched;
+}
+
+/* Takes the chunks [first, end) of the map, of one trained tensor, out of a row of holds. */
+static void clear_chunks(const struct cairn_shard_job *job, uint64_t first, uint64_t end,
+                         uint8_t *row)
+{
+    const struct cairn_chunk_table *table = job->tiling.table;
+    for (uint64_t c = first; c < end; c++) {
+        const uint32_t extent = table->extent_of[c];
+        const uint64_t number = table->first[extent] + (c - table->map.extents[extent].first_chunk);
+        row[number / 8] &= (uint8_t) ~(1u << number % 8);
+    }
+}
+
+/* Takes the chunks of a tensor that the box has no element in out of a row of holds. */
+static void clear_beside(const struct cairn_shard_job *job, uint32_t tensor,
+                         const struct cairn_held *held, uint8_t *row)
+{
+    uint64_t before;
+    const struct cairn_tensor_chunks all = chunks_of(job, tensor);
+    const uint64_t end = held->first_chunk + held->chunk_count;
+    clear_chunks(job, all.first, held->first_chunk, row);
+    clear_chunks(job, end, all.first + all.count, row);
+    if (held->touched == held->chunk_count) return;
+    for (uint64_t c = held->first_chunk; c < end; c++) { // a box of short runs, far apart
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(map_of(job), c);
+        if (cairn_tiles_common(job, &held->box, &place, &before) == 0)
+            clear_chunks(job, c, c + 1, row);
+    }
+}
+
+static void fill_row(const struct cairn_shard_job *job, const struct cairn_member *member,
+                     uint8_t *row)
+{
+    const size_t count = job->tiling.table->trained_count;
+    memset(row, 0xff, CAIRN_STEP_HOLDS_BYTES(count));
+    if (count % 8 != 0) row[count / 8] = (uint8_t)((1u << count % 8) - 1);
+    for (size_t i = 0; member != NULL && i < member->tile_count; i++) {
+        const struct cairn_member_tile *tile = &member->tiles[i];
+        if (tile->held == NULL || job->spec.tensors[tile->tensor].kind != CAIRN_TRAINED) continue;
+        clear_beside(job, tile->tensor, tile->held, row);
+    }
+}
+
+const uint8_t *cairn_tiles_holds(struct cairn_shard_job *job, const uint64_t *members,
+                                 uint32_t count)
+{
+    if (job->tiling.list == NULL || count > job->collector.slot_count / job->landing.window)
+        return NULL;
+    const size_t row = CAIRN_STEP_HOLDS_BYTES(job->tiling.table->trained_count);
+    for (uint32_t i = 0; i < count; i++)
+        fill_row(job, cairn_member_find(job, members[i]), job->tiling.holds + i * row);
+    return job->tiling.holds;
+}
+
+/* Fills [tiles->count] entries; on failure it holds nothing. */
+static cairn_status hold_tiles(struct cairn_shard_job *job, const struct cairn_tiles *tiles,
+                               struct cairn_member_tile *list, struct cairn_sentence *why)
+{
+    size_t done = 0;
+    for (size_t i = 0; i < tiles->count; i++) {
+        const uint32_t tensor = tiles->list[i].tensor;
+        const struct cairn_box *box = &tiles->list[i].box;
+        struct cairn_held *held = NULL;
+        cairn_status status = CAIRN_OK;
+        if (!cairn_box_is_whole(box, shape_of(job, tensor)))
+            status = held_get(job, tensor, box, &held, why);
+        if (status != CAIRN_OK) {
+            let_go(list, done);
+            return status;
+        }
+        if (held != NULL) held->holders++;
+        list[done++] = (struct cairn_member_tile) { tensor, held };
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_tiles_set_member(struct cairn_member *member, const struct cairn_tiles *tiles,
+                                    struct cairn_sentence *why)
+{
+    struct cairn_shard_job *job = member->job;
+    const size_t count = tiles->count;
+    struct cairn_member_tile *list = NULL;
+    if (count > 0) {
+        list = take(job, count * sizeof *list, why);
+        if (list == NULL) return CAIRN_ERR_NO_MEMORY;
+        cairn_status status = hold_tiles(job, tiles, list, why);
+        if (status != CAIRN_OK) {
+            give(job, list, count * sizeof *list);
+            return status;
+        }
+    }
+    cairn_tiles_forget(member);
+    member->tiles = list;
+    member->tile_count = count;
+    cairn_tiles_count(member);
+    member->tiles_hash = cairn_tiles_hash(tiles);
+    sweep(job);
+    return CAIRN_OK;
+}
+
+/* ==== tiles pieces ==== */
+
+/* Pieces of chunks: what a chunk has in common with the box that a member holds; how it is put and folded.
+ *
+ * A box has a mark a chunk: whether it was folded into the chunk's sum in this round. So the first
+ * contribution of an element is copied and later ones are added to it, as in a tensor that all hold: elements
+ * that nobody contributed are +0. Marks are made and cleared between folds on the loop; a fold reads and
+ * writes those of its own chunk. */
+
+static uint8_t *mark_of(struct cairn_held *held, uint64_t chunk)
+{
+    const bool within = chunk >= held->first_chunk && chunk - held->first_chunk < held->chunk_count;
+    return within ? &held->mark[chunk - held->first_chunk] : NULL;
+}
+
+/* NULL: every member holds all of the chunk's tensor. */
+static const struct cairn_tiled *tiled_of(const struct cairn_shard_job *job, uint64_t chunk)
+{
+    const struct cairn_chunk_table *table = job->tiling.table;
+    return job->tiling.of[table->map.extents[table->extent_of[chunk]].tensor];
+}
+
+/* The box that the header means; *held_out NULL: all of the tensor, which is not tiled. */
+static cairn_status judge_tile(const struct cairn_member *member,
+                               const struct cairn_chunk_header *header,
+                               const struct cairn_tiled *tiled, struct cairn_held **held_out,
+                               struct cairn_sentence *why)
+{
+    const char *name = member->job->spec.tensors[header->tensor].name;
+    const struct cairn_member_tile *tile = cairn_tiles_of_member(member, header->tensor);
+    const bool own = header->tile == CAIRN_TILE_OWN, push = header->kind == CAIRN_CHUNK_PUSH;
+    if ((own || push) && header->table_hash != member->tiles_hash)
+        return cairn_fail(why, CAIRN_ERR_MISMATCH,
+                          "tensor %.80s: it is of tiles %016llx, its worker declared %016llx", name,
+                          (unsigned long long)header->table_hash,
+                          (unsigned long long)member->tiles_hash);
+    if (own && tile == NULL)
+        return cairn_fail(why, CAIRN_ERR_MISMATCH,
+                          "tensor %.80s: its worker declared no tile of it", name);
+    if (push && !own && tile != NULL && tile->held != NULL)
+        return cairn_fail(why, CAIRN_ERR_MISMATCH,
+                          "tensor %.80s: a whole chunk, of a worker that holds a part", name);
+    *held_out = tiled != NULL ? tiled->held : NULL;
+    if (own && tile->held != NULL) *held_out = tile->held;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_tiles_piece(const struct cairn_member *member,
+                               const struct cairn_chunk_header *header,
+                               const struct cairn_chunk_place *place, struct cairn_piece *piece_out,
+                               struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = member->job;
+    struct cairn_piece piece = { .count = place->elem_count };
+    const struct cairn_tiled *tiled = job->tiling.of[place->tensor];
+    cairn_status status = judge_tile(member, header, tiled, &piece.held, why);
+    if (status != CAIRN_OK) return status;
+    if (piece.held != NULL)
+        piece.count = cairn_tiles_common(job, &piece.held->box, place, &piece.first);
+    if (piece.count == 0)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %.80s: its tile has no element there",
+                          job->spec.tensors[header->tensor].name);
+    *piece_out = piece;
+    return CAIRN_OK;
+}
+
+void cairn_tiles_begin_chunk(struct cairn_shard_job *job, uint64_t chunk)
+{
+    const struct cairn_tiled *tiled = tiled_of(job, chunk);
+    for (struct cairn_held *h = tiled != NULL ? tiled->held : NULL; h != NULL; h = h->next) {
+        uint8_t *mark = mark_of(h, chunk);
+        if (mark != NULL) *mark = 0;
+    }
+}
+
+/* The sources of one box, in their order. */
+static void fold_box(struct cairn_works *works, const struct cairn_fold *fold,
+                     const struct cairn_piece *piece, const struct cairn_source *sources,
+                     uint32_t count, uint64_t chunk, const struct cairn_chunk_place *place,
+                     float *acc)
+{
+    const struct cairn_shard_job *job = fold->collector->job;
+    uint8_t *mark = mark_of(piece->held, chunk);
+    assert(mark != NULL); // it has elements there
+    const bool first = *mark == 0;
+    *mark = 1;
+    struct cairn_box_runs runs;
+    cairn_box_runs_begin(&runs, &piece->held->box, &job->spec.tensors[place->tensor].shape,
+                         place->first_elem, place->elem_count);
+    uint64_t elem, box_elem, run;
+    while (cairn_box_runs_next(&runs, &elem, &box_elem, &run)) {
+        struct cairn_source at[CAIRN_STEP_FOLD_MAX];
+        for (uint32_t i = 0; i < count; i++) {
+            const size_t skip = (size_t)(box_elem - piece->first);
+            const uint8_t *data = sources[i].data;
+            at[i] = sources[i];
+            at[i].data = data + skip * cairn_dtype_bytes((int)sources[i].dtype);
+        }
+        cairn_works_fold(works, acc + (elem - place->first_elem), at, count, first, (size_t)run);
+    }
+}
+
+void cairn_tiles_fold(struct cairn_works *works, const struct cairn_fold *fold, uint64_t chunk,
+                      const struct cairn_chunk_place *place, float *acc)
+{
+    // Different boxes have no element in common: each is folded by itself.
+    bool done[CAIRN_STEP_FOLD_MAX] = { false };
+    for (uint32_t i = 0; i < fold->source_count; i++) {
+        if (done[i]) continue;
+        struct cairn_source same[CAIRN_STEP_FOLD_MAX];
+        uint32_t count = 0;
+        for (uint32_t k = i; k < fold->source_count; k++) {
+            if (fold->pieces[k].held != fold->pieces[i].held) continue;
+            same[count++] = fold->sources[k];
+            done[k] = true;
+        }
+        fold_box(works, fold, &fold->pieces[i], same, count, chunk, place, acc);
+    }
+}
+
+void cairn_tiles_put(struct cairn_shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
+                     const struct cairn_chunk_place *place, const float *values)
+{
+    const struct cairn_works_box of = { &piece->held->box, &job->spec.tensors[place->tensor].shape,
+                                        place->first_elem, place->elem_count, sizeof *values };
+    (void)cairn_works_unpack(cairn_compute_loop(job->compute), &of,
+                             cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
+                                             job->tiling.table->extent_of[chunk],
+                                             place->local_elem),
+                             values);
+    *mark_of(piece->held, chunk) = 1;
+}
+
+bool cairn_tiles_put_whole(const struct cairn_shard_job *job, uint64_t chunk)
+{
+    const struct cairn_tiled *tiled = tiled_of(job, chunk);
+    if (tiled == NULL) return false;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->tiling.table->map, chunk);
+    uint64_t elems = 0, before;
+    for (struct cairn_held *h = tiled->held; h != NULL; h = h->next) {
+        const uint8_t *mark = mark_of(h, chunk);
+        if (h->holders > 0 && mark != NULL && *mark != 0)
+            elems += cairn_tiles_common(job, &h->box, &place, &before);
+    }
+    return elems == place.elem_count;
+}
+
+/* ==== tiles switch ==== */
+
+/* Tiles by another table: the same boxes of the same members, in other chunks. */
+
+/* The tensor's extents are the same in both: its chunks have other numbers at most. */
+static bool is_same(const struct cairn_chunk_table *a, const struct cairn_chunk_table *b,
+                    uint32_t tensor)
+{
+    const struct cairn_tensor_chunks in_a = cairn_chunk_table_tensor(a, tensor);
+    const struct cairn_tensor_chunks in_b = cairn_chunk_table_tensor(b, tensor);
+    if (in_a.extent_count != in_b.extent_count) return false;
+    for (size_t i = 0; i < in_a.extent_count; i++) {
+        const struct cairn_local_extent *x = &a->map.extents[in_a.first_extent + i];
+        const struct cairn_local_extent *y = &b->map.extents[in_b.first_extent + i];
+        if (x->first_leaf != y->first_leaf || x->leaf_count != y->leaf_count) return false;
+    }
+    return true;
+}
+
+static cairn_status ready_tensor(struct cairn_shard_job *job, const struct cairn_chunk_table *table,
+                                 struct cairn_tiled *tiled, struct cairn_sentence *why)
+{
+    const bool same = is_same(job->tiling.table, table, tiled->tensor);
+    const uint64_t was = cairn_chunk_table_tensor(job->tiling.table, tiled->tensor).first;
+    const uint64_t is = cairn_chunk_table_tensor(table, tiled->tensor).first;
+    for (struct cairn_held *held = tiled->held; held != NULL; held = held->next) {
+        held->moved_first = is + (held->first_chunk - was);
+        if (same) continue;
+        held->moved = cairn_held_open(job, table, tiled->tensor, &held->box, why);
+        if (held->moved == NULL) return CAIRN_ERR_NO_MEMORY;
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_tiles_ready(struct cairn_shard_job *job, const struct cairn_chunk_table *table,
+                               uint8_t **holds_out, struct cairn_sentence *why)
+{
+    if (!cairn_tiles_rest(job))
+        return cairn_fail(why, CAIRN_ERR_BUSY, "chunks of job %s are on their way", job->spec.name);
+    uint8_t *holds = cairn_tiles_holds_open(job, table);
+    if (holds == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tiles of job %s",
+                          job->spec.name);
+    cairn_status status = CAIRN_OK;
+    for (struct cairn_tiled *tiled = job->tiling.list; tiled != NULL && status == CAIRN_OK;
+         tiled = tiled->next)
+        status = ready_tensor(job, table, tiled, why);
+    if (status == CAIRN_OK)
+        *holds_out = holds;
+    else
+        cairn_tiles_unready(job, holds);
+    return status;
+}
+
+void cairn_tiles_unready(struct cairn_shard_job *job, uint8_t *holds)
+{
+    free(holds);
+    for (struct cairn_tiled *tiled = job->tiling.list; tiled != NULL; tiled = tiled->next) {
+        for (struct cairn_held *held = tiled->held; held != NULL; held = held->next) {
+            if (held->moved != NULL) cairn_held_free(job, held->moved);
+            held->moved = NULL;
+        }
+    }
+}
+
+static void point_members(struct cairn_shard_job *job)
+{
+    for (size_t i = 0; i < job->members.capacity; i++) {
+        struct cairn_member *member = job->members.list[i];
+        if (member == NULL) continue;
+        for (size_t t = 0; t < member->tile_count; t++) {
+            struct cairn_held *held = member->tiles[t].held;
+            if (held != NULL && held->moved != NULL) member->tiles[t].held = held->moved;
+        }
+    }
+}
+
+/* The boxes of one tensor, in the order in which they were. */
+static void replace(struct cairn_shard_job *job, struct cairn_tiled *tiled)
+{
+    for (struct cairn_held **link = &tiled->held; *link != NULL; link = &(*link)->next) {
+        struct cairn_held *held = *link, *moved = held->moved;
+        held->first_chunk = held->moved_first;
+        if (moved == NULL) continue;
+        moved->holders = held->holders;
+        moved->next = held->next;
+        *link = moved;
+        cairn_held_free(job, held);
+    }
+}
+
+void cairn_tiles_switch(struct cairn_shard_job *job, const struct cairn_chunk_table *table,
+                        uint8_t *holds)
+{
+    point_members(job);
+    for (struct cairn_tiled *tiled = job->tiling.list; tiled != NULL; tiled = tiled->next)
+        replace(job, tiled);
+    free(job->tiling.holds);
+    job->tiling.holds = holds;
+    job->tiling.table = table;
+    for (size_t i = 0; i < job->members.capacity; i++)
+        if (job->members.list[i] != NULL) cairn_tiles_count(job->members.list[i]);
+}
+
+/* ==== tiles told ==== */
+
+/* MemberTiles: the list of tiles of a member, page by page. See tiles.c. */
+
+static cairn_status judge_tiling(const struct cairn_shard_job *job,
+                                 const struct cairn_arriving *tiling, struct cairn_tiles *tiles_out,
+                                 struct cairn_sentence *why)
+{
+    const Cairn__MemberTiles *message = (const Cairn__MemberTiles *)tiling->message;
+    struct cairn_tiles tiles;
+    cairn_status status = cairn_tiles_unpack(tiling->paged[0].bytes, tiling->paged[0].have_bytes,
+                                             &job->spec, &tiles, why);
+    if (status != CAIRN_OK) return status;
+    if (cairn_tiles_hash(&tiles) != message->tiles_hash) {
+        cairn_tiles_release(&tiles);
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "the tiles have another hash than is said");
+    }
+    *tiles_out = tiles;
+    return CAIRN_OK;
+}
+
+/* All pages are here. */
+static cairn_status take_tiling(struct cairn_shard *shard, const struct cairn_arriving *tiling,
+                                struct cairn_sentence *why)
+{
+    const Cairn__MemberTiles *message = (const Cairn__MemberTiles *)tiling->message;
+    struct cairn_shard_job *job = cairn_shard_job_find(shard, message->job);
+    struct cairn_member *member = NULL;
+    if (job != NULL && job->state != CAIRN_JOB_FAULTED)
+        member = cairn_member_find(job, message->member);
+    if (member == NULL)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "shard %s knows no such member of that job",
+                          shard->name);
+    struct cairn_tiles tiles;
+    cairn_status status = judge_tiling(job, tiling, &tiles, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_tiles_set_member(member, &tiles, why);
+    if (status == CAIRN_OK) {
+        job->tiling.world = message->world;
+        cairn_log_debug("%s of job %s holds tiles of %zu tensors", member->name, job->spec.name,
+                        tiles.count);
+    }
+    cairn_tiles_release(&tiles);
+    return status;
+}
+
+static void tiling_whole(struct cairn_shard *shard, struct cairn_arriving *tiling)
+{
+    struct cairn_sentence why = { "" };
+    const cairn_status status = take_tiling(shard, tiling, &why);
+    cairn_arriving_end(shard, tiling, status, &why);
+}
+
+void cairn_tiles_on_message(struct cairn_shard *shard, uint32_t request,
+                            Cairn__MemberTiles *message)
+{
+    static const struct cairn_arriving_kind kind = {
+        .name = "a list of a member's tiles",
+        .what = { CAIRN_PAGE_TILES },
+        .may_be_empty = true,
+        .whole = tiling_whole,
+    };
+    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { message->tiles_bytes };
+    cairn_arriving_begin(shard, &kind, request, &message->base, bytes);
+}

@@ -1,0 +1,867 @@
+/* The arithmetic of a round behind its folds (members.c), on the compute pool: the sums, the
+ * update, the first
+ * publish.
+ *
+ * A FOLD works on one chunk's sum; the passes (part.h: REDUCE, UPDATE, the seal) take a chunk an item. The
+ * round machine never asks for two things of one chunk at a time, nor for a pass while anything runs.
+ *
+ * An update goes through memory twice: the folds write the sums, the UPDATE reads them (8 of 38 bytes an
+ * element, with bf16 on the wire). One pass would overwrite parameters before the decision, which
+ * comes after all chunks of all shards even without a clip and where non-finite sums are applied: until
+ * then a worker may die and the round be abandoned, and the parameters must be those before it. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/shard/base.h"
+#include "server/shard/jobs.h"
+#include "server/shard/part.h"
+#include "server/shard/read.h"
+#include "server/shard/shard.h"
+#include "server/shard/state.h"
+
+static struct cairn_chunk_place place_of(const struct cairn_shard_job *job, uint64_t chunk)
+{
+    return cairn_shard_map_chunk(&job->pass.table->map, chunk);
+}
+
+/* Where the plane of a trained chunk lies; NULL: its extent does not keep the plane. */
+static float *plane_at(const struct cairn_shard_job *job, enum cairn_plane plane, uint32_t chunk,
+                       const struct cairn_chunk_place *place)
+{
+    return cairn_planes_at(&job->planes, plane, job->pass.table->extent_of[chunk],
+                           place->local_elem);
+}
+
+/* ---- reduce ---- */
+
+void cairn_pass_zero(struct cairn_shard_job *job, uint32_t chunk)
+{
+    job->pass.zero[chunk] = true; // REDUCE, which follows, writes the zeros
+}
+
+static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage,
+                            struct cairn_works *works)
+{
+    const struct cairn_shard_job *job = cairn_pass_job(run);
+    const uint32_t trained = cairn_pass_trained(run, item), chunk = cairn_pass_chunk(run, item);
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    float *acc = plane_at(job, CAIRN_PLANE_SUM, chunk, &place);
+    struct cairn_sums *sums = &job->pass.chunk_sums[trained];
+    (void)stage;
+    if (job->pass.zero[trained] || !job->pass.summed[trained]) *sums = (struct cairn_sums) { 0 };
+    if (job->pass.zero[trained]) { // and adds nothing
+        struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
+        work->zero.at = acc;
+        work->zero.bytes = (size_t)place.elem_count * sizeof *acc;
+    } else if (!job->pass.summed[trained]) {
+        cairn_works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct cairn_leaf_fold) {
+            .acc = acc,
+            .geometry = &job->pass.table->map.layout->geometry[place.tensor],
+            .first_leaf = place.first_leaf,
+            .leaf_count = place.leaf_count,
+            .sums = sums,
+        };
+    }
+    return false;
+}
+
+static void conclude_reduce(struct cairn_run *run, uint32_t item, uint32_t thread)
+{
+    const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
+    const struct cairn_sums *sums = &part->job->pass.chunk_sums[cairn_pass_trained(run, item)];
+    cairn_status status = cairn_exact_add(&part->sums[thread].sum_squares, &sums->sum_squares);
+    assert(status == CAIRN_OK);
+    (void)status;
+    part->sums[thread].nonfinite += sums->nonfinite;
+}
+
+/* Counts by tensor the non-finite results of a pass. Mostly `any` is 0, and then no chunk is looked
+ * at. */
+static struct cairn_results collect_nonfinite(const struct cairn_shard_job *job, uint64_t any)
+{
+    struct cairn_results results = { 0 };
+    for (uint32_t item = 0; any > 0 && item < job->pass.table->trained_count; item++) {
+        if (job->pass.chunk_sums[item].nonfinite == 0) continue;
+        const struct cairn_chunk_place place = place_of(job, job->pass.table->trained[item]);
+        cairn_results_add(&results, (uint32_t)place.tensor, job->pass.chunk_sums[item].nonfinite);
+    }
+    return results;
+}
+
+/* Counts by tensor the elements that nobody has a gradient for. A shard's chunks are in the order of
+ * their tensors, so a chunk belongs to the last tensor of the list or to a new one. */
+static void collect_untouched(struct cairn_shard_job *job)
+{
+    struct cairn_pass *pass = &job->pass;
+    pass->untouched_count = 0;
+    if (job->spec.missing_gradients != CAIRN_MISSING_LEAVE) return;
+    for (uint32_t item = 0; item < pass->table->trained_count; item++) {
+        if (!pass->zero[item]) continue;
+        const struct cairn_chunk_place place = place_of(job, pass->table->trained[item]);
+        const uint32_t tensor = (uint32_t)place.tensor, count = pass->untouched_count;
+        if (count == 0 || pass->untouched_tensors[count - 1] != tensor) {
+            assert(count < job->spec.tensor_count);
+            pass->untouched_tensors[count] = tensor;
+            pass->untouched_elems[count] = 0;
+            pass->untouched_count++;
+        }
+        pass->untouched_elems[pass->untouched_count - 1] += place.elem_count;
+    }
+}
+
+static void reduce_done(struct cairn_shard_job *job)
+{
+    struct cairn_step_sums sums = cairn_pass_sums(job);
+    job->pass.gradients = collect_nonfinite(job, sums.nonfinite);
+    collect_untouched(job);
+    cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
+}
+
+void cairn_pass_reduce(struct cairn_shard_job *job)
+{
+    static const struct cairn_pass_kind reduce = { describe_reduce, conclude_reduce, reduce_done };
+    job->pass.reduce_waits = job->pass.republished != NULL; // one pass at a time
+    if (!job->pass.reduce_waits) cairn_pass_submit(job, true, false, &reduce);
+}
+
+/* ---- update ---- */
+
+/* Behind those of the groups, of tensors that have missed steps. */
+static const char *read_missed(struct cairn_shard_job *job, const struct cairn_missed *missed)
+{
+    const uint32_t count = cairn_missed_class_count(missed),
+                   groups = (uint32_t)job->spec.group_count;
+    if (count > CAIRN_MISSED_RUNS(job->spec.tensor_count))
+        return "the payload of an APPLY tells of more tensors than there are";
+    for (uint32_t c = 0; c < count; c++) {
+        const struct cairn_missed_class one = cairn_missed_class_at(missed, c);
+        if (one.group >= groups) return "the payload of an APPLY tells of a group that is none";
+        job->pass.scalars[groups + c] = cairn_missed_scalars(&one, &job->pass.scalars[one.group]);
+        if ((one.flags & CAIRN_MISSED_THIS) != 0)
+            job->pass.scalars[groups + c].flags |= CAIRN_SCALAR_FROZEN;
+    }
+    job->pass.missed = *missed;
+    return NULL;
+}
+
+/* The scalars of the update of a tensor. */
+static const struct cairn_group_scalars *scalars_of(const struct cairn_shard_job *job,
+                                                    uint64_t tensor, uint32_t group)
+{
+    const uint32_t c = cairn_missed_class_of(&job->pass.missed, (uint32_t)tensor);
+    return &job->pass.scalars[c == CAIRN_MISSED_NONE ? group : job->spec.group_count + c];
+}
+
+/* The scalars out of the decision; NULL, or why it cannot be applied. */
+static const char *read_scalars(struct cairn_shard_job *job, const struct cairn_decision *decision)
+{
+    struct cairn_payload head;
+    cairn_status status = cairn_payload_decode(decision->payload, decision->payload_bytes, &head);
+    if (status != CAIRN_OK) return "the payload of an APPLY is malformed";
+    if (head.group_count != job->spec.group_count)
+        return "the payload of an APPLY has another number of groups";
+    for (uint32_t g = 0; g < head.group_count; g++) {
+        const struct cairn_group_spec *group = &job->spec.groups[g];
+        struct cairn_group_scalars *scalars = &job->pass.scalars[g];
+        status = cairn_payload_group(decision->payload, decision->payload_bytes, g, scalars);
+        if (status != CAIRN_OK) return "the scalars of an APPLY are malformed";
+        if (scalars->optimizer != cairn_optimizer_by_name(group->optimizer)->id)
+            return "the scalars of an APPLY are of another optimizer";
+        const bool momentum = (scalars->flags & CAIRN_SCALAR_MOMENTUM) != 0;
+        if (scalars->optimizer == CAIRN_OPTIMIZER_SGD && momentum != (group->momentum != 0))
+            return "the scalars of an APPLY disagree with the spec about momentum";
+    }
+    return read_missed(job, &head.missed);
+}
+
+/* Where the chunk's wire copy stands. */
+static void *wire_of(const struct cairn_published *published, uint64_t chunk,
+                     const struct cairn_chunk_place *place)
+{
+    return cairn_published_at(published, chunk, place->local_elem);
+}
+
+/* A chunk whose parameters no update changes, out of these. */
+static void publish_from(struct cairn_works *works, const void *param,
+                         const struct cairn_shard_job *job, struct cairn_published *published,
+                         uint32_t chunk, const struct cairn_chunk_place *place)
+{
+    const struct cairn_form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
+    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_CONVERT);
+    work->convert.dst = wire_of(published, chunk, place);
+    work->convert.dst_dtype = form->wire;
+    work->convert.src = param;
+    work->convert.src_dtype = form->master;
+    work->convert.elems = (size_t)place->elem_count;
+    cairn_published_forget(published, chunk);
+}
+
+static void publish_chunk(struct cairn_works *works, const struct cairn_shard_job *job,
+                          struct cairn_published *published, uint32_t chunk,
+                          const struct cairn_chunk_place *place)
+{
+    publish_from(works, plane_at(job, CAIRN_PLANE_PARAM, chunk, place), job, published, chunk,
+                 place);
+}
+
+/* A copy with a device's side has that written first; then the host's gets what is wanted there: of frozen
+ * tensors always, since updates pass them by. */
+static bool host_follows(const struct cairn_shard_job *job, const struct cairn_published *published,
+                         uint32_t chunk)
+{
+    return published->device.base != NULL &&
+           (published->on_host || !job->view->forms[job->pass.table->extent_of[chunk]].trained);
+}
+
+/* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has
+ * one that a lease made. */
+static bool refresh_frozen(struct cairn_works *works, const struct cairn_shard_job *job,
+                           struct cairn_published *next, uint32_t chunk)
+{
+    if (job->view->forms[job->pass.table->extent_of[chunk]].trained) return false;
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    publish_chunk(works, job, next, chunk, &place);
+    return host_follows(job, next, chunk);
+}
+
+static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
+                           struct cairn_works *works)
+{
+    struct cairn_shard_job *job = cairn_pass_job(run);
+    const uint32_t chunk = cairn_pass_chunk(run, item);
+    struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    if (stage > 0) {
+        cairn_published_fill(works, next, chunk);
+        return false;
+    }
+    if (next->holds_params && !cairn_write_has(job, chunk)) return false;
+    cairn_pins_save(job, works, chunk);
+    const void *param = cairn_write_apply(works, job, chunk, &place);
+    if (next->holds_params && param == NULL) return false;
+    if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place);
+    publish_from(works, param, job, next, chunk, &place);
+    return host_follows(job, next, chunk);
+}
+
+static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage,
+                            struct cairn_works *works)
+{
+    struct cairn_shard_job *job = cairn_pass_job(run);
+    struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    const uint32_t trained = cairn_pass_trained(run, item), chunk = cairn_pass_chunk(run, item);
+    if (stage > 0) {
+        cairn_published_fill(works, next, chunk);
+        return false;
+    }
+    if (trained == CAIRN_PASS_NOT_TRAINED) return refresh_frozen(works, job, next, chunk);
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    const struct cairn_form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
+    const struct cairn_group_scalars *scalars = scalars_of(job, place.tensor, form->group);
+    job->pass.chunk_sums[trained].nonfinite = 0; // the decision has come: free again
+    // A prepared shard has seen the opening of the round that is decided: job->frozen is that round's.
+    if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen.tensors[place.tensor]) {
+        publish_chunk(works, job, next, chunk, &place);
+        return host_follows(job, next, chunk);
+    }
+    cairn_pins_save(job, works, chunk);
+    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_UPDATE);
+    work->update.planes = (struct cairn_update) {
+        .grad = plane_at(job, CAIRN_PLANE_SUM, chunk, &place),
+        .param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place),
+        .exp_avg = plane_at(job, CAIRN_PLANE_EXP_AVG, chunk, &place),
+        .exp_avg_sq = plane_at(job, CAIRN_PLANE_EXP_AVG_SQ, chunk, &place),
+        .wire = wire_of(next, chunk, &place),
+        .wire_dtype = form->wire,
+        .elems = (size_t)place.elem_count,
+        .far = job->pass.is_far,
+    };
+    work->update.scalars = scalars;
+    work->update.nonfinite = &job->pass.chunk_sums[trained].nonfinite;
+    cairn_published_forget(next, chunk);
+    return host_follows(job, next, chunk);
+}
+
+static void conclude_update(struct cairn_run *run, uint32_t item, uint32_t thread)
+{
+    const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
+    const uint32_t trained = cairn_pass_trained(run, item);
+    if (trained != CAIRN_PASS_NOT_TRAINED)
+        part->sums[thread].nonfinite += part->job->pass.chunk_sums[trained].nonfinite;
+}
+
+static void collect_results(struct cairn_shard_job *job)
+{
+    const uint64_t any = cairn_pass_sums(job).nonfinite;
+    job->pass.results = collect_nonfinite(job, any);
+    if (any == 0) return;
+    char tensors[CAIRN_RESULTS_BYTES];
+    cairn_results_list(&job->pass.results, &job->spec, tensors);
+    cairn_log_limited(
+        &job->pass.results_said, CAIRN_LOG_WARN,
+        "job %s: of %llu elements here a result is not finite after the update to step %llu: %s",
+        job->spec.name, (unsigned long long)any, (unsigned long long)job->pass.version_next.step,
+        tensors);
+}
+
+static void update_done(struct cairn_shard_job *job)
+{
+    const bool writes = job->pass.update_writes, has_param = cairn_write_has_param(job);
+    cairn_times_updated(job);
+    cairn_published_end(job, job->pass.version_next, writes && has_param);
+    if (!writes || has_param || !job->versions.knows_param) cairn_published_note_params(job);
+    collect_results(job);
+    job->pass.updating = false;
+    if (job->pass.update_writes) {
+        job->pass.update_writes = false;
+        cairn_write_close(job);
+    }
+    cairn_log_debug("job %s: published %llu.%llu", job->spec.name,
+                    (unsigned long long)job->pass.version_next.generation,
+                    (unsigned long long)job->pass.version_next.step);
+    cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_UPDATED });
+    cairn_pin_updated(job);
+    cairn_fetch_deferred(job);
+}
+
+/* False: the job is stopped. */
+static bool is_ready(struct cairn_shard_job *job)
+{
+    struct cairn_sentence why;
+    const cairn_status status = cairn_published_ready(job, &why);
+    if (status != CAIRN_OK) cairn_shard_job_fault(job, why.text);
+    return status == CAIRN_OK;
+}
+
+static void begin_republish(struct cairn_shard_job *job);
+
+static void begin_update(struct cairn_shard_job *job)
+{
+    static const struct cairn_pass_kind write = { describe_write, NULL, update_done };
+    static const struct cairn_pass_kind update = { describe_update, conclude_update, update_done };
+    const struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    job->pass.update_waits = false;
+    if (!is_ready(job)) return;
+    cairn_times_updating(job);
+    cairn_pins_updating(job);
+    if (job->pass.update_writes)
+        cairn_pass_submit(job, false, true, &write);
+    else
+        cairn_pass_submit(job, true, next->stale, &update);
+}
+
+void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision *decision)
+{
+    job->pass.update_writes = decision->kind == CAIRN_DECISION_WRITE;
+    const char *why = job->pass.update_writes ? NULL : read_scalars(job, decision);
+    if (why != NULL) {
+        cairn_shard_job_fault(job, why);
+        return;
+    }
+    job->pass.version_next = decision->version_after;
+    job->bytes.steps += !job->pass.update_writes;
+    job->pass.updating = true;
+    // The version that was there is gone from here on: without leases, the one before the newest.
+    cairn_published_begin(job);
+    job->pass.update_waits = true;
+    cairn_pass_copies_ended(job);
+}
+
+void cairn_pass_copies_ended(struct cairn_shard_job *job)
+{
+    if (!job->pass.update_waits || job->versions.copies[job->versions.writing].sends > 0) return;
+    if (job->pass.republished != NULL)
+        begin_republish(job);
+    else
+        begin_update(job);
+}
+
+/* ---- the newest version once more ---- */
+
+static bool describe_republish(struct cairn_run *run, uint32_t item, uint32_t stage,
+                               struct cairn_works *works)
+{
+    struct cairn_shard_job *job = cairn_pass_job(run);
+    struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    const uint32_t chunk = cairn_pass_chunk(run, item);
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    if (stage > 0) {
+        cairn_published_fill(works, next, chunk);
+        return false;
+    }
+    publish_chunk(works, job, next, chunk, &place);
+    return host_follows(job, next, chunk);
+}
+
+static void republish_done(struct cairn_shard_job *job)
+{
+    void (*done)(struct cairn_shard_job *) = job->pass.republished;
+    cairn_published_end(job, cairn_step_version(job->collector.step), false);
+    job->pass.republished = NULL;
+    if (job->pass.reduce_waits) cairn_pass_reduce(job);
+    done(job);
+}
+
+static void begin_republish(struct cairn_shard_job *job)
+{
+    static const struct cairn_pass_kind republish = { describe_republish, NULL, republish_done };
+    job->pass.update_waits = false;
+    if (is_ready(job)) cairn_pass_submit(job, false, true, &republish);
+}
+
+cairn_status cairn_pass_republish(struct cairn_shard_job *job,
+                                  void (*done)(struct cairn_shard_job *job),
+                                  struct cairn_sentence *why)
+{
+    const enum cairn_step_phase phase = cairn_step_phase_of(job->collector.step);
+    const bool works = job->pass.updating || job->pass.parts_left > 0 ||
+                       job->pass.republished != NULL || phase == CAIRN_STEP_REDUCING;
+    if (job->state != CAIRN_JOB_SERVING || works)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "a version of job %s is being made", job->spec.name);
+    job->pass.republished = done;
+    job->pass.update_waits = true;
+    cairn_published_begin(job);
+    cairn_pass_copies_ended(job);
+    return CAIRN_OK;
+}
+
+/* ---- the first publish ---- */
+
+/* Moments of a member that did not come to the end of its puts. */
+static void forget_moments(struct cairn_works *works, struct cairn_shard_job *job, uint32_t chunk,
+                           const struct cairn_chunk_place *place)
+{
+    static const enum cairn_plane moments[] = { CAIRN_PLANE_EXP_AVG, CAIRN_PLANE_EXP_AVG_SQ };
+    for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
+        if ((job->puts.have[chunk] & CAIRN_PUT_STALE(moments[i])) == 0) continue;
+        job->puts.have[chunk] ^= (uint8_t)CAIRN_PUT_STALE(moments[i]);
+        struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
+        work->zero.at = plane_at(job, moments[i], chunk, place);
+        work->zero.bytes = (size_t)place->elem_count * sizeof(float);
+    }
+}
+
+static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
+                          struct cairn_works *works)
+{
+    struct cairn_shard_job *job = cairn_pass_job(run);
+    const uint32_t chunk = cairn_pass_chunk(run, item);
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    // Updates pass frozen tensors by, so both copies have them from the start.
+    const bool is_frozen = !job->view->forms[job->pass.table->extent_of[chunk]].trained;
+    if (stage == 0) forget_moments(works, job, chunk, &place);
+    for (int i = 0; i < (is_frozen ? 2 : 1); i++) {
+        struct cairn_published *copy = &job->versions.copies[i];
+        if (stage == 0)
+            publish_chunk(works, job, copy, chunk, &place);
+        else
+            cairn_published_fill(works, copy, chunk);
+    }
+    return stage == 0 && host_follows(job, &job->versions.copies[0], chunk);
+}
+
+static void seal_done(struct cairn_shard_job *job)
+{
+    if (job->state != CAIRN_JOB_SEALING) return;
+    const struct cairn_version version = cairn_step_version(job->collector.step);
+    cairn_published_seal_end(job, version);
+    job->state = CAIRN_JOB_SERVING;
+    cairn_put_end(job);
+    cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,
+                   (unsigned long long)version.generation, (unsigned long long)version.step);
+    if (!job->load.joins) // else it hears at the first Resolve at which version the job is
+        cairn_own_step(job,
+                       &(struct cairn_step_event) { .kind = CAIRN_STEP_READY, .version = version });
+    cairn_session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
+}
+
+void cairn_pass_seal(struct cairn_shard_job *job)
+{
+    static const struct cairn_pass_kind seal = { describe_seal, NULL, seal_done };
+    assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
+    job->state = CAIRN_JOB_SEALING;
+    cairn_published_seal_begin(job);
+    cairn_pass_submit(job, false, true, &seal);
+}
+
+/* ==== pass ==== */
+
+/* A pass over so few takes some 10 us; a thread to be woken, and to wake the loop, takes as long. */
+#define SMALL_ELEMS 16384
+/* From here on nothing of a pass is in a cache when the next one comes to it, by measurement. */
+#define FAR_ELEMS ((uint64_t)4 << 20)
+
+void cairn_pass_divide(struct cairn_shard_job *job)
+{
+    struct cairn_pass *pass = &job->pass;
+    const struct cairn_shard_map *map = &pass->table->map;
+    const uint64_t device_end = cairn_planes_device_end(&job->planes);
+    uint32_t chunk = 0, trained = 0;
+    while (chunk < map->chunk_count && cairn_shard_map_chunk(map, chunk).local_elem < device_end)
+        chunk++;
+    while (trained < pass->table->trained_count && pass->table->trained[trained] < chunk) trained++;
+    pass->host.first = chunk;
+    pass->host.trained_first = trained;
+}
+
+static void open_parts(struct cairn_shard_job *job)
+{
+    struct cairn_pass *pass = &job->pass;
+    pass->device = pass->host = (struct cairn_pass_part) { .job = job };
+    if (job->planes.host_from > 0)
+        pass->device.sums = calloc(cairn_compute_lanes(&job->shard->device),
+                                   sizeof *pass->device.sums);
+    pass->host.sums = calloc(cairn_compute_lanes(&job->shard->host), sizeof *pass->host.sums);
+    cairn_pass_divide(job);
+}
+
+cairn_status cairn_pass_tables_open(const struct cairn_chunk_table *table,
+                                    struct cairn_pass_tables *tables_out)
+{
+    const size_t trained = table->trained_count;
+    struct cairn_pass_tables tables = {
+        .table = table,
+        .zero = calloc(trained + 1, sizeof *tables.zero),
+        .chunk_sums = calloc(trained + 1, sizeof *tables.chunk_sums),
+        .summed = calloc(trained + 1, sizeof *tables.summed),
+    };
+    if (tables.zero == NULL || tables.chunk_sums == NULL || tables.summed == NULL) {
+        cairn_pass_tables_close(&tables);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    *tables_out = tables;
+    return CAIRN_OK;
+}
+
+void cairn_pass_tables_close(struct cairn_pass_tables *tables)
+{
+    free(tables->zero);
+    free(tables->chunk_sums);
+    free(tables->summed);
+}
+
+static void take_tables(struct cairn_shard_job *job, struct cairn_pass_tables *tables)
+{
+    struct cairn_pass *pass = &job->pass;
+    const struct cairn_shard_map *map = &tables->table->map;
+    pass->table = tables->table;
+    pass->is_small = map->elem_count <= SMALL_ELEMS && job->planes.host_from == 0;
+    pass->is_far = map->elem_count >= FAR_ELEMS;
+    pass->zero = tables->zero;
+    pass->chunk_sums = tables->chunk_sums;
+    pass->summed = tables->summed;
+    *tables = (struct cairn_pass_tables) { .table = NULL };
+}
+
+void cairn_pass_switch(struct cairn_shard_job *job, struct cairn_pass_tables *tables)
+{
+    struct cairn_pass *pass = &job->pass;
+    struct cairn_pass_tables before = { pass->table, pass->zero, pass->summed, pass->chunk_sums };
+    take_tables(job, tables);
+    cairn_pass_tables_close(&before);
+    cairn_pass_divide(job);
+}
+
+cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
+{
+    struct cairn_pass *pass = &job->pass;
+    struct cairn_pass_tables tables;
+    if (cairn_pass_tables_open(table, &tables) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
+    take_tables(job, &tables);
+    open_parts(job);
+    pass->scalars = calloc(job->spec.group_count + CAIRN_MISSED_RUNS(job->spec.tensor_count) + 1,
+                           sizeof *pass->scalars);
+    const bool leaves = job->spec.missing_gradients == CAIRN_MISSING_LEAVE;
+    const size_t tensors = leaves ? job->spec.tensor_count : 0;
+    pass->untouched_tensors = calloc(tensors + 1, sizeof *pass->untouched_tensors);
+    pass->untouched_elems = calloc(tensors + 1, sizeof *pass->untouched_elems);
+    const bool have = pass->scalars != NULL && pass->untouched_tensors != NULL &&
+                      pass->untouched_elems != NULL && pass->host.sums != NULL &&
+                      (job->planes.host_from == 0 || pass->device.sums != NULL);
+    return have ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
+void cairn_pass_close(struct cairn_shard_job *job)
+{
+    free(job->pass.zero);
+    free(job->pass.device.sums);
+    free(job->pass.host.sums);
+    free(job->pass.chunk_sums);
+    free(job->pass.summed);
+    free(job->pass.scalars);
+    free(job->pass.untouched_tensors);
+    free(job->pass.untouched_elems);
+}
+
+/* ---- items ---- */
+
+struct cairn_shard_job *cairn_pass_job(const struct cairn_run *run)
+{
+    return ((const struct cairn_pass_part *)run)->job;
+}
+
+uint32_t cairn_pass_trained(const struct cairn_run *run, uint32_t item)
+{
+    const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
+    return item < part->trained_count ? part->trained_first + item : CAIRN_PASS_NOT_TRAINED;
+}
+
+uint32_t cairn_pass_chunk(const struct cairn_run *run, uint32_t item)
+{
+    const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
+    const uint32_t trained = cairn_pass_trained(run, item);
+    return trained != CAIRN_PASS_NOT_TRAINED ? part->job->pass.table->trained[trained]
+                                             : part->first + (item - part->trained_count);
+}
+
+/* ---- the parts ---- */
+
+/* One that failed has stopped the job: nothing of it is told or published. */
+static void part_done(struct cairn_run *run)
+{
+    struct cairn_shard_job *job = cairn_pass_job(run);
+    const bool is_last = --job->pass.parts_left == 0;
+    job->pass.failed = cairn_shard_job_run_failed(job, run) || job->pass.failed;
+    if (is_last && !job->pass.failed) job->pass.kind->done(job);
+    cairn_shard_job_idle(job);
+}
+
+static void clear_sums(struct cairn_pass_part *part, const struct cairn_compute *compute)
+{
+    if (part->sums != NULL)
+        memset(part->sums, 0, cairn_compute_lanes(compute) * sizeof *part->sums);
+}
+
+static void submit_part(struct cairn_pass_part *part, struct cairn_compute *compute,
+                        uint32_t item_count)
+{
+    const struct cairn_pass *pass = &part->job->pass;
+    part->run = (struct cairn_run) {
+        .task.is_small = pass->is_small,
+        .compute = compute,
+        .item_count = item_count,
+        .describe = pass->kind->describe,
+        .conclude = pass->kind->conclude,
+        .done = part_done,
+    };
+    cairn_shard_job_busy(part->job);
+    cairn_compute_submit(&part->run);
+}
+
+void cairn_pass_submit(struct cairn_shard_job *job, bool trained, bool all,
+                       const struct cairn_pass_kind *kind)
+{
+    struct cairn_pass *pass = &job->pass;
+    struct cairn_pass_part *device = &pass->device, *host = &pass->host;
+    const uint32_t chunks = (uint32_t)pass->table->map.chunk_count;
+    device->trained_count = trained ? host->trained_first : 0;
+    host->trained_count = trained ? pass->table->trained_count - host->trained_first : 0;
+    const uint32_t on_device = device->trained_count + (all ? host->first : 0);
+    const uint32_t on_host = host->trained_count + (all ? chunks - host->first : 0);
+    const bool takes_host = on_host > 0 || on_device == 0;
+    clear_sums(device, &job->shard->device);
+    clear_sums(host, &job->shard->host);
+    pass->kind = kind;
+    pass->failed = false;
+    pass->parts_left = (on_device > 0 ? 1u : 0u) + (takes_host ? 1u : 0u);
+    if (on_device > 0) submit_part(device, &job->shard->device, on_device);
+    if (takes_host) submit_part(host, &job->shard->host, on_host);
+}
+
+static void add_part(struct cairn_step_sums *sums, const struct cairn_pass_part *part,
+                     const struct cairn_compute *compute)
+{
+    for (uint32_t i = 0; part->sums != NULL && i < cairn_compute_lanes(compute); i++) {
+        const cairn_status status = cairn_exact_add(&sums->sum_squares, &part->sums[i].sum_squares);
+        assert(status == CAIRN_OK); // 2^74 leaves would fit
+        (void)status;
+        sums->nonfinite += part->sums[i].nonfinite;
+    }
+}
+
+struct cairn_step_sums cairn_pass_sums(const struct cairn_shard_job *job)
+{
+    struct cairn_step_sums sums = { 0 };
+    add_part(&sums, &job->pass.device, &job->shard->device);
+    add_part(&sums, &job->pass.host, &job->shard->host);
+    return sums;
+}
+
+/* ==== terms ==== */
+
+/* JobTerms: the job's spec as it is in the coordinator's store. The shard goes by what each round says, and
+ * by the tensors that it was made with, which other threads read; it keeps the amended spec, as bytes, so
+ * that a lost store can be rebuilt from it. Tensors and planes are never others than they were. */
+
+static bool same_tensor(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b)
+{
+    return strcmp(a->name, b->name) == 0 && a->kind == b->kind && a->master == b->master &&
+           a->wire == b->wire && a->shape.rank == b->shape.rank &&
+           memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0 &&
+           (a->group == NULL ? b->group == NULL
+                             : b->group != NULL && strcmp(a->group, b->group) == 0);
+}
+
+static cairn_status judge(const struct cairn_shard_job *job, const struct cairn_job_spec_data *next,
+                          struct cairn_sentence *why)
+{
+    bool same = strcmp(job->spec.name, next->name) == 0 &&
+                job->spec.tensor_count == next->tensor_count &&
+                job->spec.group_count == next->group_count &&
+                job->spec.client_state_max == next->client_state_max;
+    for (size_t i = 0; same && i < next->tensor_count; i++)
+        same = same_tensor(&job->spec.tensors[i], &next->tensors[i]);
+    for (size_t i = 0; same && i < next->group_count; i++)
+        same = strcmp(job->spec.groups[i].name, next->groups[i].name) == 0;
+    if (same) return CAIRN_OK;
+    return cairn_fail(
+        why, CAIRN_ERR_MISMATCH,
+        "the amended spec of job %s, revision %llu, is of other tensors than are held",
+        job->spec.name, (unsigned long long)next->revision);
+}
+
+/* All its pages are here; takes them. */
+static cairn_status take(struct cairn_shard *shard, struct cairn_arriving *terms,
+                         struct cairn_sentence *why)
+{
+    const Cairn__JobTerms *message = (const Cairn__JobTerms *)terms->message;
+    struct cairn_shard_job *job = cairn_held_find(shard, message->job, message->generation);
+    struct cairn_paged *spec = &terms->paged[0];
+    if (job == NULL)
+        return cairn_fail(
+            why, CAIRN_ERR_NOT_FOUND, "shard %s does not hold job %016llx in generation %llu",
+            shard->name, (unsigned long long)message->job, (unsigned long long)message->generation);
+    job->terms.settled = true;
+    if (spec->have_bytes == 0) return CAIRN_OK; // it has that spec
+    const struct cairn_job_spec_data *next = terms->made;
+    const cairn_status status = judge(job, next, why);
+    const uint64_t revision = next->revision;
+    if (status != CAIRN_OK || revision <= job->terms.revision)
+        return status; // the same again is no fault
+    cairn_paged_release(&job->terms.amended);
+    job->terms.amended = *spec;
+    *spec = (struct cairn_paged) { .bytes = NULL };
+    job->terms.revision = revision;
+    cairn_leaf_hash(job->terms.amended.bytes, job->terms.amended.have_bytes, &job->terms.digest);
+    cairn_log_info("job %s: amended, revision %llu", job->spec.name, (unsigned long long)revision);
+    return CAIRN_OK;
+}
+
+/* Unpacks the spec that the pages hold. If there are none the shard has that spec already, and
+ * *made_out stays NULL. */
+static cairn_status terms_prepare(struct cairn_arriving *terms, void **made_out,
+                                  struct cairn_sentence *why)
+{
+    const struct cairn_paged *spec = &terms->paged[0];
+    if (spec->have_bytes == 0) return CAIRN_OK;
+    struct cairn_job_spec_data *next = malloc(sizeof *next);
+    if (next == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a spec");
+    const cairn_status status = cairn_spec_unpack(spec->bytes, spec->have_bytes,
+                                                  cairn_optimizer_names(), next, why);
+    if (status == CAIRN_OK)
+        *made_out = next;
+    else
+        free(next);
+    return status;
+}
+
+static void terms_unmake(void *made)
+{
+    cairn_spec_release(made);
+    free(made);
+}
+
+static void terms_whole(struct cairn_shard *shard, struct cairn_arriving *terms)
+{
+    struct cairn_sentence why = { "" };
+    const cairn_status status = take(shard, terms, &why);
+    cairn_arriving_end(shard, terms, status, &why);
+}
+
+void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobTerms *message)
+{
+    static const struct cairn_arriving_kind kind = {
+        .name = "the terms of a job",
+        .what = { CAIRN_PAGE_SPEC },
+        .may_be_empty = true,
+        .prepare = terms_prepare,
+        .unmake = terms_unmake,
+        .whole = terms_whole,
+    };
+    const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { message->spec_bytes };
+    cairn_arriving_begin(shard, &kind, request, &message->base, bytes);
+}
+
+/* ==== times ==== */
+
+/* When a round got how far here, in microseconds of CLOCK_MONOTONIC, which all processes of a host share:
+ * told to the coordinator by phase with Published, and for `cairn bench` as one line of the log at level
+ * debug. */
+
+static uint64_t now_us(void)
+{
+    return uv_hrtime() / 1000;
+}
+
+static void tell(const struct cairn_shard_job *job, uint64_t round)
+{
+    const uint64_t *us = job->pass.times.action_us;
+    struct cairn_home_use use = { 0 }; // since the device was opened, of all jobs
+    if (job->shard->device.home != NULL) use = cairn_home_use(job->shard->device.home);
+    cairn_log_fields(CAIRN_LOG_DEBUG,
+                     CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "round", NULL, round },
+                                  { "grant_us", NULL, us[CAIRN_STEP_GRANT] },
+                                  { "receive_us", NULL, us[CAIRN_STEP_RECEIVE] },
+                                  { "fold_us", NULL, us[CAIRN_STEP_FOLD] },
+                                  { "reduce_us", NULL, us[CAIRN_STEP_REDUCE] },
+                                  { "reduced_us", NULL, us[CAIRN_STEP_REDUCED_REPORT] },
+                                  { "update_us", NULL, us[CAIRN_STEP_UPDATE] },
+                                  { "published_us", NULL, us[CAIRN_STEP_PUBLISHED_REPORT] },
+                                  { "launches", NULL, use.launches },
+                                  { "in_bytes", NULL, use.bytes_in },
+                                  { "out_bytes", NULL, use.bytes_out }),
+                     "times of a round");
+}
+
+void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_action *action)
+{
+    struct cairn_round_times *times = &job->pass.times;
+    const enum cairn_step_action_kind kind = action->kind;
+    if (kind == CAIRN_STEP_GRANT && action->round != times->round)
+        *times = (struct cairn_round_times) { .round = action->round };
+    if (kind == CAIRN_STEP_FOLD) times->folding_us = now_us();
+    if (times->action_us[kind] == 0) times->action_us[kind] = now_us();
+    if (kind == CAIRN_STEP_PUBLISHED_REPORT && cairn_log_enabled(CAIRN_LOG_DEBUG))
+        tell(job, action->round);
+}
+
+void cairn_times_updating(struct cairn_shard_job *job)
+{
+    job->pass.times.updating_us = now_us();
+}
+
+void cairn_times_updated(struct cairn_shard_job *job)
+{
+    job->pass.times.updated_us = now_us();
+}
+
+/* 0 if one of them has not been. */
+static uint32_t between(uint64_t from_us, uint64_t to_us)
+{
+    const uint64_t us = from_us != 0 && to_us > from_us ? to_us - from_us : 0;
+    return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
+}
+
+void cairn_times_phases(const struct cairn_shard_job *job, uint32_t us_out[4])
+{
+    const struct cairn_round_times *t = &job->pass.times;
+    const uint64_t *us = t->action_us;
+    const uint64_t granted = us[CAIRN_STEP_GRANT], reduced = us[CAIRN_STEP_REDUCED_REPORT];
+    const uint64_t folding = t->folding_us != 0 ? t->folding_us : us[CAIRN_STEP_REDUCE];
+    us_out[0] = between(granted, folding);
+    us_out[1] = between(folding, reduced);
+    us_out[2] = between(t->updating_us, t->updated_us);
+    us_out[3] = between(us[CAIRN_STEP_UPDATE], t->updating_us) +
+                between(t->updated_us, us[CAIRN_STEP_PUBLISHED_REPORT]);
+}
