@@ -13,6 +13,9 @@
 
 /* Pushes: which round and micro-batch they are of, and where they go. */
 
+static cairn_status api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
+                                     const char *allowed);
+
 cairn_status cairn_api_judge_begun(const struct job *job, const struct cairn_round *round)
 {
     if (round->round == 0)
@@ -375,7 +378,7 @@ static cairn_status judge_gradient(const struct job *job, size_t index, const ch
                 ? ": a blob is changed by cairn_write_begin, cairn_put and cairn_write_end"
                 : "");
     if (mem->dtype != CAIRN_F32 && mem->dtype != CAIRN_BF16)
-        return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32 or CAIRN_BF16");
+        return api_refuse_dtype(tensor, mem, "CAIRN_F32 or CAIRN_BF16");
     return CAIRN_OK;
 }
 
@@ -622,8 +625,9 @@ cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct ca
     return status;
 }
 
-cairn_status cairn_api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
-                                    const char *allowed)
+/* Returns CAIRN_ERR_INVALID. */
+static cairn_status api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
+                                     const char *allowed)
 {
     return cairn_client_fail(CAIRN_ERR_INVALID,
                              "tensor %s: mem.dtype is %d (%s); %s is allowed here", tensor,
@@ -714,7 +718,7 @@ cairn_status cairn_api_judge_dtype(const struct job *job, size_t tensor, int pla
 {
     const cairn_dtype dtype = plane_dtype(job, tensor, plane);
     if (mem->dtype == dtype) return CAIRN_OK;
-    return cairn_api_refuse_dtype(job->spec.tensors[tensor].name, mem, dtype_text(dtype));
+    return api_refuse_dtype(job->spec.tensors[tensor].name, mem, dtype_text(dtype));
 }
 
 /* ==== tiles ==== */

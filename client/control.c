@@ -24,6 +24,10 @@
 
 /* ---- connection ---- */
 
+static void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message);
+static void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message);
+static void layouts_on_page(struct job *job, const Cairn__Page *page);
+
 static void note_away(struct session *s, cairn_status status, const char *why)
 {
     pthread_mutex_lock(&s->lock);
@@ -283,7 +287,7 @@ static void on_layout_changed(struct session *s, Cairn__LayoutChanged *message)
 {
     struct job *job = job_of_id(s, message->job);
     if (job != NULL)
-        cairn_layouts_on_changed(job, message);
+        layouts_on_changed(job, message);
     else
         cairn_message_free(&message->base);
 }
@@ -311,7 +315,7 @@ static cairn_status take_effect(struct session *s, uint32_t request, uint16_t ty
     } else if (type == CAIRN_MSG_SHARDS_CHANGED) {
         const Cairn__ShardsChanged *changed = (const Cairn__ShardsChanged *)message;
         struct job *job = job_of_id(s, changed->job);
-        if (job != NULL) cairn_layouts_on_shards(job, changed);
+        if (job != NULL) layouts_on_shards(job, changed);
     } else if (type == CAIRN_MSG_TILES_SET) {
         struct job *job = job_of_id(s, ((const Cairn__TilesSet *)message)->job);
         if (job != NULL) cairn_again_on_tiles_set(job, request);
@@ -483,7 +487,7 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
     } else if (frame->type == CAIRN_MSG_PAGE && attaching != NULL) {
         cairn_attach_on_page(attaching, (const Cairn__Page *)message);
     } else if (frame->type == CAIRN_MSG_PAGE && job_changing(s) != NULL) {
-        cairn_layouts_on_page(job_changing(s), (const Cairn__Page *)message);
+        layouts_on_page(job_changing(s), (const Cairn__Page *)message);
     } else if (frame->type == CAIRN_MSG_LAYOUT_CHANGED) {
         on_layout_changed(s, (Cairn__LayoutChanged *)message);
         return;
@@ -584,7 +588,7 @@ static void give_up(struct job *job, cairn_status status, const char *of, const 
         cairn_job_fail(job, status, why);
 }
 
-void cairn_layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message)
+static void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message)
 {
     cairn_status status = set_addresses(job, message->shards, message->n_shards);
     if (status == CAIRN_OK)
@@ -780,7 +784,9 @@ static void changed(struct job *job)
     cairn_session_kick(job->session); // a stalled command may go on
 }
 
-void cairn_layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
+/* Applies the message, which is the function's to free. The job fails if the message does not fit
+ * it. */
+static void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
 {
     cairn_attachment_drop_changed(&job->attachment);
     job->attachment.changed = message;
@@ -790,7 +796,8 @@ void cairn_layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
                        "the coordinator announced a layout that is empty, or too large");
 }
 
-void cairn_layouts_on_page(struct job *job, const Cairn__Page *page)
+/* A page of the LayoutChanged before it; of no request. */
+static void layouts_on_page(struct job *job, const Cairn__Page *page)
 {
     const cairn_status status = page->what == CAIRN_PAGE_LAYOUT
                                     ? cairn_paged_add(&job->attachment.changed_pages, page)

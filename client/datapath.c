@@ -26,6 +26,9 @@
 #define LATE_MS    1000  /* between two looks: this process did not run, and read nothing */
 #define INFINIBAND "/sys/class/infiniband"
 
+static void link_on_message(void *session, const void *header, size_t header_bytes,
+                            size_t payload_bytes, struct cairn_fabric_message *message);
+
 static const char *text_of(const struct session *s, enum cairn_env_key key)
 {
     return s->env.values[key].text;
@@ -62,7 +65,7 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
     (void)cairn_one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // were judged
     (void)cairn_device_memory_parse(text_of(s, CAIRN_ENV_DEVICE_MEMORY), &device_memory);
     const struct cairn_fabric_options options = {
-        .on_message = cairn_link_on_message,
+        .on_message = link_on_message,
         .on_message_arg = s,
         .on_refused = on_refused,
         .on_mapping = cairn_mapped_on_mapping,
@@ -581,8 +584,9 @@ static void take(struct shard_link *link, const struct cairn_chunk_header *h,
     if (message != NULL) cairn_fabric_drop(message);
 }
 
-void cairn_link_on_message(void *session, const void *header, size_t header_bytes,
-                           size_t payload_bytes, struct cairn_fabric_message *message)
+/* cairn_fabric_options.on_message */
+static void link_on_message(void *session, const void *header, size_t header_bytes,
+                            size_t payload_bytes, struct cairn_fabric_message *message)
 {
     struct session *s = session;
     struct cairn_chunk_header h;

@@ -25,8 +25,11 @@ static struct {
     struct card *cards[CARDS_MAX];
 } door = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-cairn_status cairn_card_fail(int result, cairn_status status, const char *doing,
-                             struct cairn_sentence *why)
+static void card_make_words(struct card *card);
+
+/* Out of memory is CAIRN_ERR_NO_MEMORY, all else `status`. */
+static cairn_status card_fail(int result, cairn_status status, const char *doing,
+                              struct cairn_sentence *why)
 {
     char text[CAIRN_DRIVER_TEXT_BYTES];
     return cairn_fail(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : status,
@@ -57,7 +60,9 @@ static void unrelax(const struct cairn_driver *driver)
     if (--depth == 0) (void)driver->cuThreadExchangeStreamCaptureMode(&mode_outside);
 }
 
-cairn_status cairn_card_enter(const struct card *card, struct cairn_sentence *why)
+/* Makes the card's context the thread's, whose calls then disturb no capture of a graph; leave: all is as it
+ * was. */
+static cairn_status card_enter(const struct card *card, struct cairn_sentence *why)
 {
     int result = relax(card->driver);
     if (result == CAIRN_CU_OK) {
@@ -66,10 +71,10 @@ cairn_status cairn_card_enter(const struct card *card, struct cairn_sentence *wh
     }
     return result == CAIRN_CU_OK
                ? CAIRN_OK
-               : cairn_card_fail(result, CAIRN_ERR_IO, "its context is not to be had", why);
+               : card_fail(result, CAIRN_ERR_IO, "its context is not to be had", why);
 }
 
-void cairn_card_leave(const struct card *card)
+static void card_leave(const struct card *card)
 {
     struct CUctx_st *own;
     (void)card->driver->cuCtxPopCurrent(&own);
@@ -112,7 +117,7 @@ static cairn_status open_context(struct card *card, struct cairn_sentence *why)
         result = driver->cuDeviceGetAttribute(&has_handles, CAIRN_CU_HAS_POSIX_HANDLES,
                                               card->device);
     if (result != CAIRN_CU_OK)
-        return cairn_card_fail(result, CAIRN_ERR_IO, "the driver does not describe it", why);
+        return card_fail(result, CAIRN_ERR_IO, "the driver does not describe it", why);
     memcpy(card->uuid, uuid.bytes, sizeof card->uuid);
     card->numa_node = cairn_driver_numa_node(driver, card->device);
     card->exports = has_memory != 0 && has_handles != 0;
@@ -121,20 +126,20 @@ static cairn_status open_context(struct card *card, struct cairn_sentence *why)
     card->order = cairn_vmm_order(driver, card->device);
     result = driver->cuDevicePrimaryCtxRetain(&card->context, card->device);
     if (result != CAIRN_CU_OK)
-        return cairn_card_fail(result, CAIRN_ERR_IO, "its context does not open", why);
+        return card_fail(result, CAIRN_ERR_IO, "its context does not open", why);
     const struct cairn_cu_allocation how = cairn_vmm_allocation(card->device, true,
                                                                 card->is_reached);
-    cairn_status status = cairn_card_enter(card, why);
+    cairn_status status = card_enter(card, why);
     if (status != CAIRN_OK) return status;
     if (card->exports)
         result = driver->cuMemGetAllocationGranularity(&granularity, &how,
                                                        CAIRN_CU_GRANULARITY_MINIMUM);
     if (result == CAIRN_CU_OK) result = open_side(card);
     if (result == CAIRN_CU_OK) result = open_copies(card);
-    cairn_card_leave(card);
+    card_leave(card);
     card->granularity = granularity;
     return result == CAIRN_CU_OK ? CAIRN_OK
-                                 : cairn_card_fail(result, CAIRN_ERR_IO, "no stream of it", why);
+                                 : card_fail(result, CAIRN_ERR_IO, "no stream of it", why);
 }
 
 /* Under the lock. */
@@ -170,9 +175,9 @@ static cairn_status open_card(int number, struct card **card_out)
         status = open_context(card, &why);
         unrelax(&door.driver);
     } else
-        cairn_card_fail(result, status, "the driver does not begin with it", &why);
+        card_fail(result, status, "the driver does not begin with it", &why);
     if (status == CAIRN_OK) {
-        cairn_card_make_words(card);
+        card_make_words(card);
         *card_out = card;
         return CAIRN_OK;
     }
@@ -280,7 +285,7 @@ static cairn_status find_span(struct card_imports *imports, struct cairn_publish
                                                                   0, 0);
     if (result != CAIRN_CU_OK) {
         free(span);
-        return cairn_card_fail(result, CAIRN_ERR_IO, "no addresses for a published copy", why);
+        return card_fail(result, CAIRN_ERR_IO, "no addresses for a published copy", why);
     }
     span->next = imports->spans;
     imports->spans = *span_out = span;
@@ -309,17 +314,16 @@ static cairn_status map_import(const struct card *card, uint64_t at, uint64_t by
     int result = driver->cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)(unsigned)fd,
                                                         CAIRN_CU_HANDLE_POSIX);
     if (result != CAIRN_CU_OK)
-        return cairn_card_fail(result, CAIRN_ERR_IO, "the driver does not import it", why);
+        return card_fail(result, CAIRN_ERR_IO, "the driver does not import it", why);
     result = driver->cuMemMap(at, (size_t)bytes, 0, handle, 0);
     if (result == CAIRN_CU_OK) {
         result = cairn_vmm_open_to_read(driver, card->device, at, bytes);
         if (result != CAIRN_CU_OK) (void)driver->cuMemUnmap(at, (size_t)bytes);
     }
     (void)driver->cuMemRelease(handle); // the map keeps the memory
-    return result == CAIRN_CU_OK
-               ? CAIRN_OK
-               : cairn_card_fail(result, CAIRN_ERR_IO,
-                                 "the driver does not map what a shard publishes", why);
+    return result == CAIRN_CU_OK ? CAIRN_OK
+                                 : card_fail(result, CAIRN_ERR_IO,
+                                             "the driver does not map what a shard publishes", why);
 }
 
 /* Between cairn_card_change_begin and _end. */
@@ -399,7 +403,7 @@ static void unmap_import(struct card_imports *imports, struct span *span, struct
 void cairn_card_imports_turn(struct card_imports *imports)
 {
     if (imports == NULL || imports->late == 0) return;
-    if (cairn_card_enter(imports->card, NULL) != CAIRN_OK) return; // all is gone with the context
+    if (card_enter(imports->card, NULL) != CAIRN_OK) return; // all is gone with the context
     for (struct span *span = imports->spans, *next; span != NULL; span = next) {
         next = span->next;
         for (uint32_t i = 0; i < span->note.segment_count; i++) {
@@ -409,7 +413,7 @@ void cairn_card_imports_turn(struct card_imports *imports)
         }
         drop_if_empty(imports, span);
     }
-    cairn_card_leave(imports->card);
+    card_leave(imports->card);
 }
 
 bool cairn_card_imports_wait(const struct card_imports *imports)
@@ -444,11 +448,11 @@ static cairn_status import(void *context, const struct cairn_fabric_offer *offer
         if (note.magic == CAIRN_PUBLISHED_MAGIC && note.side == CAIRN_PUBLISHED_DEVICE &&
             note.segment_count <= SEGMENTS_MAX && note.segment < note.segment_count &&
             offer->bytes <= CAIRN_SEGMENT_BYTES)
-            status = cairn_card_enter(imports->card, why);
+            status = card_enter(imports->card, why);
     }
     if (status == CAIRN_OK) {
         status = import_segment(imports, offer->bytes, &note, fd, address_out, why);
-        cairn_card_leave(imports->card);
+        card_leave(imports->card);
     }
     if (status != CAIRN_OK) close(fd);
     return status;
@@ -461,7 +465,7 @@ static void release(void *context, void *address, uint64_t bytes)
     struct slot *slot = slot_at(imports, address, &span);
     (void)bytes; // the slot's
     if (slot->state == SLOT_SHOWN) close(slot->fd);
-    if (cairn_card_enter(imports->card, NULL) != CAIRN_OK) { // it is gone with the context
+    if (card_enter(imports->card, NULL) != CAIRN_OK) { // it is gone with the context
         if (slot->state == SLOT_SHOWN) set(imports, span, slot, SLOT_REFUSED);
         return;
     }
@@ -474,7 +478,7 @@ static void release(void *context, void *address, uint64_t bytes)
         set(imports, span, slot, SLOT_LEFT);
     }
     drop_if_empty(imports, span);
-    cairn_card_leave(imports->card);
+    card_leave(imports->card);
 }
 
 /* Copies published memory to the host for the fabric. If its segment is not mapped yet this fails,
@@ -596,12 +600,11 @@ cairn_status cairn_card_memory_open(struct card *card, size_t bytes, struct card
     if (bytes > SIZE_MAX - card->granularity)
         return cairn_client_fail(status, "%zu bytes are more than GPU %d has", bytes, card->number);
     memory.bytes = (bytes + card->granularity - 1) / card->granularity * card->granularity;
-    status = cairn_card_enter(card, &why);
+    status = card_enter(card, &why);
     if (status == CAIRN_OK) {
         const int result = take(&memory);
-        cairn_card_leave(card);
-        if (result != CAIRN_CU_OK)
-            status = cairn_card_fail(result, CAIRN_ERR_IO, "no memory", &why);
+        card_leave(card);
+        if (result != CAIRN_CU_OK) status = card_fail(result, CAIRN_ERR_IO, "no memory", &why);
     }
     if (status != CAIRN_OK)
         return cairn_client_fail(status, "%zu bytes of GPU %d: %s", bytes, card->number, why.text);
@@ -612,11 +615,11 @@ cairn_status cairn_card_memory_open(struct card *card, size_t bytes, struct card
 int cairn_card_memory_export(const struct card_memory *memory)
 {
     int fd = -1;
-    if (cairn_card_enter(memory->card, NULL) != CAIRN_OK) return -1;
+    if (card_enter(memory->card, NULL) != CAIRN_OK) return -1;
     if (memory->card->driver->cuMemExportToShareableHandle(&fd, memory->handle,
                                                            CAIRN_CU_HANDLE_POSIX, 0) != CAIRN_CU_OK)
         fd = -1;
-    cairn_card_leave(memory->card);
+    card_leave(memory->card);
     return fd;
 }
 
@@ -631,12 +634,12 @@ static bool has_failed(const struct card *card)
 void cairn_card_memory_close(struct card_memory *memory)
 {
     if (memory->card == NULL) return;
-    if (cairn_card_enter(memory->card, NULL) == CAIRN_OK) {
+    if (card_enter(memory->card, NULL) == CAIRN_OK) {
         if (!has_failed(memory->card)) {
             unmap_memory(memory);
             (void)memory->card->driver->cuMemRelease(memory->handle);
         }
-        cairn_card_leave(memory->card);
+        card_leave(memory->card);
     }
     memory->card = NULL;
 }
@@ -657,11 +660,11 @@ cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes)
     const uint64_t at = (uint64_t)(uintptr_t)ptr;
     struct cairn_sentence why;
     if (bytes == 0) return CAIRN_OK;
-    const cairn_status status = cairn_card_enter(card, &why);
+    const cairn_status status = card_enter(card, &why);
     if (status != CAIRN_OK) return cairn_client_fail(status, "GPU %d: %s", card->number, why.text);
     const bool begins = is_of(card, at);
     const bool ends = begins && bytes <= UINT64_MAX - at && is_of(card, at + bytes - 1);
-    cairn_card_leave(card);
+    card_leave(card);
     if (begins && ends) return CAIRN_OK;
     return cairn_client_fail(
         CAIRN_ERR_INVALID,
@@ -703,14 +706,14 @@ cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from
 {
     *copy_out = 0;
     if (bytes == 0) return CAIRN_OK;
-    const cairn_status status = cairn_card_enter(card, why);
+    const cairn_status status = card_enter(card, why);
     if (status != CAIRN_OK) return status;
     const int result = begin_numbered(card, to, from, bytes, way, copy_out);
-    cairn_card_leave(card);
+    card_leave(card);
     return result == CAIRN_CU_OK
                ? CAIRN_OK
-               : cairn_card_fail(result, CAIRN_ERR_IO,
-                                 way == CARD_FROM_HOST ? "a copy to it" : "a copy from it", why);
+               : card_fail(result, CAIRN_ERR_IO,
+                           way == CARD_FROM_HOST ? "a copy to it" : "a copy from it", why);
 }
 
 /* The event may be recorded anew meanwhile: then it is behind later copies, too. */
@@ -721,12 +724,11 @@ cairn_status cairn_card_copy_wait(struct card *card, uint64_t copy, struct cairn
     const bool is_done = copy <= card->copies_done;
     pthread_mutex_unlock(&card->copies_lock);
     if (is_done) return CAIRN_OK;
-    const cairn_status status = cairn_card_enter(card, why);
+    const cairn_status status = card_enter(card, why);
     if (status != CAIRN_OK) return status;
     const int result = card->driver->cuEventSynchronize(card->copied);
-    cairn_card_leave(card);
-    if (result != CAIRN_CU_OK)
-        return cairn_card_fail(result, CAIRN_ERR_IO, "a copy from or to it", why);
+    card_leave(card);
+    if (result != CAIRN_CU_OK) return card_fail(result, CAIRN_ERR_IO, "a copy from or to it", why);
     pthread_mutex_lock(&card->copies_lock);
     if (card->copies_done < begun) card->copies_done = begun;
     pthread_mutex_unlock(&card->copies_lock);
@@ -749,31 +751,31 @@ bool cairn_card_lands(const struct card *card)
 cairn_status cairn_card_landed(const struct card *card, struct cairn_sentence *why)
 {
     if (card->order == CAIRN_VMM_ORDERED) return CAIRN_OK;
-    const cairn_status status = cairn_card_enter(card, why);
+    const cairn_status status = card_enter(card, why);
     if (status != CAIRN_OK) return status;
     const int result = card->driver->cuFlushGPUDirectRDMAWrites(CAIRN_CU_FLUSH_CONTEXT,
                                                                 CAIRN_CU_FLUSH_TO_OWNER);
-    cairn_card_leave(card);
+    card_leave(card);
     return result == CAIRN_CU_OK
                ? CAIRN_OK
-               : cairn_card_fail(result, CAIRN_ERR_IO, "what the network card wrote there", why);
+               : card_fail(result, CAIRN_ERR_IO, "what the network card wrote there", why);
 }
 
 bool cairn_card_pin(struct card *card, void *host, size_t bytes)
 {
-    if (cairn_card_enter(card, NULL) != CAIRN_OK) return false;
+    if (card_enter(card, NULL) != CAIRN_OK) return false;
     cairn_numa_move(host, bytes, card->numa_node);
     const int result = card->driver->cuMemHostRegister(host, bytes,
                                                        CAIRN_CU_HOST_REGISTER_PORTABLE);
-    cairn_card_leave(card);
+    card_leave(card);
     return result == CAIRN_CU_OK;
 }
 
 void cairn_card_unpin(struct card *card, void *host)
 {
-    if (cairn_card_enter(card, NULL) != CAIRN_OK) return;
+    if (card_enter(card, NULL) != CAIRN_OK) return;
     if (!has_failed(card)) (void)card->driver->cuMemHostUnregister(host);
-    cairn_card_leave(card);
+    card_leave(card);
 }
 
 /* ==== stream ==== */
@@ -790,7 +792,7 @@ struct card_event {
 static cairn_status refuse_stream(const struct card *card, int result, const void *stream)
 {
     struct cairn_sentence why;
-    cairn_card_fail(result, CAIRN_ERR_INVALID, "", &why);
+    card_fail(result, CAIRN_ERR_INVALID, "", &why);
     return cairn_client_fail(CAIRN_ERR_INVALID,
                              "stream %p is none of GPU %d's primary context (the CUDA runtime's), "
                              "or was destroyed, or its context is gone%s",
@@ -830,7 +832,7 @@ cairn_status cairn_card_mark(struct card *card, void *stream, struct card_event 
     struct card_event *event = calloc(1, sizeof *event);
     if (event == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     event->card = card;
-    cairn_status status = cairn_card_enter(card, &why);
+    cairn_status status = card_enter(card, &why);
     if (status != CAIRN_OK) {
         free(event);
         return cairn_client_fail(status, "GPU %d: %s", card->number, why.text);
@@ -840,7 +842,7 @@ cairn_status cairn_card_mark(struct card *card, void *stream, struct card_event 
         const int result = record(card, stream, &event->event);
         if (result != CAIRN_CU_OK) status = refuse_stream(card, result, stream);
     }
-    cairn_card_leave(card);
+    card_leave(card);
     if (status == CAIRN_OK)
         *event_out = event;
     else
@@ -857,25 +859,24 @@ static bool is_of_capture(int result)
 
 enum card_state cairn_card_event_state(const struct card_event *event, struct cairn_sentence *why)
 {
-    if (cairn_card_enter(event->card, why) != CAIRN_OK) return CARD_FAILED;
+    if (card_enter(event->card, why) != CAIRN_OK) return CARD_FAILED;
     const int result = event->card->driver->cuEventQuery(event->event);
-    cairn_card_leave(event->card);
+    card_leave(event->card);
     if (result == CAIRN_CU_OK) return CARD_DONE;
     if (result == CAIRN_CU_NOT_READY || is_of_capture(result)) return CARD_WAITS;
-    (void)cairn_card_fail(result, CAIRN_ERR_IO, "what was queued on its stream failed", why);
+    (void)card_fail(result, CAIRN_ERR_IO, "what was queued on its stream failed", why);
     return CARD_FAILED;
 }
 
 cairn_status cairn_card_event_wait(const struct card_event *event)
 {
     struct cairn_sentence why;
-    cairn_status status = cairn_card_enter(event->card, &why);
+    cairn_status status = card_enter(event->card, &why);
     if (status == CAIRN_OK) {
         const int result = event->card->driver->cuEventSynchronize(event->event);
-        cairn_card_leave(event->card);
+        card_leave(event->card);
         if (result == CAIRN_CU_OK) return CAIRN_OK;
-        status = cairn_card_fail(result, CAIRN_ERR_IO, "what was queued on its stream failed",
-                                 &why);
+        status = card_fail(result, CAIRN_ERR_IO, "what was queued on its stream failed", &why);
     }
     return cairn_client_fail(status, "GPU %d: %s", event->card->number, why.text);
 }
@@ -883,9 +884,9 @@ cairn_status cairn_card_event_wait(const struct card_event *event)
 void cairn_card_event_free(struct card_event *event)
 {
     if (event == NULL) return;
-    if (cairn_card_enter(event->card, NULL) == CAIRN_OK) {
+    if (card_enter(event->card, NULL) == CAIRN_OK) {
         (void)event->card->driver->cuEventDestroy(event->event);
-        cairn_card_leave(event->card);
+        card_leave(event->card);
     }
     free(event);
 }
@@ -953,17 +954,18 @@ static void add_words(struct card *card, uint32_t *values, uint64_t at)
     }
 }
 
-void cairn_card_make_words(struct card *card)
+/* So that the first wait asks the driver for nothing; without memory, or pinning, a wait tries again. */
+static void card_make_words(struct card *card)
 {
     uint64_t at;
     void *page = take_page();
     if (page == NULL) return;
-    if (cairn_card_enter(card, NULL) != CAIRN_OK) {
+    if (card_enter(card, NULL) != CAIRN_OK) {
         munmap(page, WORDS_BYTES);
         return;
     }
     const int result = pin_page(card, &page, &at);
-    cairn_card_leave(card);
+    card_leave(card);
     if (result == CAIRN_CU_OK) add_words(card, page, at);
 }
 
@@ -983,7 +985,7 @@ cairn_status cairn_card_word_take(struct card *card, struct card_word **word_out
 {
     struct card_word *word = take_free(card);
     if (word == NULL) {
-        cairn_card_make_words(card);
+        card_make_words(card);
         word = take_free(card);
     }
     if (word == NULL)
@@ -1009,7 +1011,7 @@ void cairn_card_word_set(struct card_word *word)
 cairn_status cairn_card_wait(struct card *card, void *stream, const struct card_wait *wait)
 {
     struct cairn_sentence why;
-    cairn_status status = cairn_card_enter(card, &why);
+    cairn_status status = card_enter(card, &why);
     if (status != CAIRN_OK) return cairn_client_fail(status, "GPU %d: %s", card->number, why.text);
     status = judge_stream(card, stream);
     if (status == CAIRN_OK) {
@@ -1022,6 +1024,6 @@ cairn_status cairn_card_wait(struct card *card, void *stream, const struct card_
         else if (result != CAIRN_CU_OK)
             status = refuse_stream(card, result, stream);
     }
-    cairn_card_leave(card);
+    card_leave(card);
     return status;
 }

@@ -152,16 +152,6 @@ struct card {
     uint64_t copies_begun, copies_done;
 };
 
-/* Makes the card's context the thread's, whose calls then disturb no capture of a graph; leave: all is as it
- * was. */
-cairn_status cairn_card_enter(const struct card *card, struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_card_leave(const struct card *card);
-/* Out of memory is CAIRN_ERR_NO_MEMORY, all else `status`. */
-cairn_status cairn_card_fail(int result, cairn_status status, const char *doing,
-                             struct cairn_sentence *why);
-/* So that the first wait asks the driver for nothing; without memory, or pinning, a wait tries again. */
-void cairn_card_make_words(struct card *card);
-
 /* ==== import ==== */
 
 /* Maps what the shards of this host publish on a card, so that this process can read it: the callbacks

@@ -16,6 +16,9 @@
 #include "client/session.h"
 #include "proto/spec/spec.h"
 
+static void filling_release(struct filling *filling);
+static bool filling_init(struct filling *filling, const struct cairn_job_spec_data *spec);
+
 void cairn_job_ref(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -51,7 +54,7 @@ static void free_job(struct job *job)
     cairn_packed_release(job->attachment.spec_packed);
     cairn__error__free_unpacked(job->attachment.refused, NULL); // NULL is fine
     cairn_client_tiles_free(job->tiles.declared);
-    cairn_filling_release(&job->filling);
+    filling_release(&job->filling);
     free(job->puts.notes);
     cairn_write_release(job);
     cairn_assemble_release(job);
@@ -206,7 +209,7 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
     if (status == CAIRN_OK) status = begin_attach(job);
     if (status != CAIRN_OK) return status;
     status = await_attach(job, deadline_ms);
-    if (status == CAIRN_OK && !cairn_filling_init(&job->filling, &job->spec))
+    if (status == CAIRN_OK && !filling_init(&job->filling, &job->spec))
         status = cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) {
         cairn_job_ref(job); // before the handle can be closed by anyone
@@ -726,7 +729,8 @@ Cairn__TilesDeclare cairn_client_tiles_message(const struct declared *declared)
 
 /* ==== filling ==== */
 
-bool cairn_filling_init(struct filling *filling, const struct cairn_job_spec_data *spec)
+/* False: out of memory; to be released all the same. */
+static bool filling_init(struct filling *filling, const struct cairn_job_spec_data *spec)
 {
     filling->tensors = calloc(spec->tensor_count + 1, sizeof *filling->tensors);
     filling->frozen_tensors = calloc(spec->tensor_count + 1, sizeof *filling->frozen_tensors);
@@ -740,7 +744,7 @@ bool cairn_filling_init(struct filling *filling, const struct cairn_job_spec_dat
     return true;
 }
 
-void cairn_filling_release(struct filling *filling)
+static void filling_release(struct filling *filling)
 {
     free(filling->tensors);
     free(filling->frozen_tensors);

@@ -99,10 +99,6 @@ struct filling {
 
 enum filled { NOT_PUSHED = 0, PUSHED = 1, PUSHED_IN_PART = 2 };
 
-/* False: out of memory; to be released all the same. */
-bool cairn_filling_init(struct filling *filling, const struct cairn_job_spec_data *spec);
-void cairn_filling_release(struct filling *filling);
-
 /* ==== puts ==== */
 
 /* Notes what this worker has put of the initial state, each tensor once, and gives the digest of
@@ -121,31 +117,12 @@ struct puts {
 
 #define CAIRN_PUTS_DIGEST_BYTES 32
 
-/* Under the lock: the plane is this call's to put; CAIRN_ERR_EXISTS: it was put before. */
-cairn_status cairn_puts_claim(struct job *job, size_t tensor, int plane) CAIRN_MUST_CHECK;
-/* Under the lock: nothing of it was put after all. */
-void cairn_puts_unclaim(struct job *job, size_t tensor, int plane);
-/* Hashes the whole of a parameter that was claimed. CAIRN_ERR_INVALID: it reaches beyond memory of
- * cairn_alloc. */
-cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece *piece,
-                             const struct cairn_mem *mem) CAIRN_MUST_CHECK;
-/* The digest of all tensors that were hashed. Returns how many there are. */
-size_t cairn_puts_digest(struct job *job, uint8_t digest_out[CAIRN_PUTS_DIGEST_BYTES]);
 /* The beginnings of the digests of every tensor of the job, as InitDone.held has them, to be freed; NULL: no
  * memory, nothing was put, or the job has more tensors than go into a message. */
 #define CAIRN_PUTS_HELD_BYTES 8
-uint8_t *cairn_puts_held(struct job *job);
+
 /* Under the lock: a put failed: the plane may be put again. */
 void cairn_puts_failed(struct job *job, size_t tensor, int plane);
-/* Under the lock: a put failed, and its plane was not put again since. */
-bool cairn_puts_any_failed(const struct job *job);
-/* Takes the coordinator's answer to InitDone: the job is initialized, or all tensors may be put
- * again. */
-void cairn_puts_end(struct job *job, cairn_status status);
-/* Adds to this thread's sentence what this worker did not put, before cairn_puts_end forgets it: of an
- * initial state that is not whole all that rank 0 has left out; and that the rank put only `count` tensors,
- * the usual reason for a mismatch. */
-cairn_status cairn_puts_explain(struct job *job, cairn_status status, size_t count);
 
 /* ==== shard link ==== */
 
@@ -209,13 +186,9 @@ struct writing {
 };
 
 void cairn_write_release(struct job *job); /* with the job, or under the lock */
-/* The round of the write that is open; 0 = none. */
-uint64_t cairn_api_write_round(struct job *job);
+
 /* Until no write of this worker is open, or it is void. CAIRN_ERR_TIMEOUT names it. */
 cairn_status cairn_api_await_write(struct job *job, uint64_t deadline_ms) CAIRN_MUST_CHECK;
-cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *tensor,
-                                 const char *plane, const struct cairn_box *box,
-                                 const struct cairn_mem *mem, cairn_op **op_out) CAIRN_MUST_CHECK;
 
 /* ==== job ==== */
 
@@ -358,11 +331,7 @@ cairn_status cairn_driven_take(struct job *job, double *room, double **driven_ou
  * CAIRN_ERR_INVALID: it is another's. Fails as the round does, too. */
 cairn_status cairn_api_batch_place(struct job *job, const struct cairn_round *round,
                                    uint32_t *micro) CAIRN_MUST_CHECK;
-/* Under the lock: the open round has no micro-batch for this worker. */
-bool cairn_batch_is_surplus(const struct job *job);
-/* Under the lock, with global_batch: are all of its micro-batches ended, or all but the last? *is_open: that
- * one is to be ended. CAIRN_ERR_INVALID. Without it nothing is judged, and *is_open stays. */
-cairn_status cairn_batch_judge_commit(const struct job *job, bool *is_open) CAIRN_MUST_CHECK;
+
 /* May this worker write what is no parameter? CAIRN_ERR_REFUSED. */
 cairn_status cairn_api_batch_judge_buffer(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
 
@@ -420,9 +389,7 @@ cairn_status cairn_api_judge_state(const struct job *job, size_t tensor, const c
 /* CAIRN_ERR_NOT_FOUND says why the tensor has no such plane (enum cairn_plane). */
 cairn_status cairn_api_judge_plane(const struct job *job, size_t tensor,
                                    int plane) CAIRN_MUST_CHECK;
-/* Returns CAIRN_ERR_INVALID. */
-cairn_status cairn_api_refuse_dtype(const char *tensor, const struct cairn_mem *mem,
-                                    const char *allowed);
+
 /* CAIRN_ERR_INVALID: mem is not in what the plane of the tensor is put, written and fetched in. */
 cairn_status cairn_api_judge_dtype(const struct job *job, size_t tensor, int plane,
                                    const struct cairn_mem *mem) CAIRN_MUST_CHECK;

@@ -25,6 +25,14 @@
 
 /* ---- the thread ---- */
 
+static void detach_turn(struct session *s);
+static void attach_release(struct job *job);
+static void again_give_up(struct job *job);
+static void attach_begin(struct job *job);
+static void again_tiles(struct job *job);
+static void again_ask_round(struct job *job);
+static void again_pause(struct job *job);
+
 static void on_walk_close(uv_handle_t *handle, void *arg)
 {
     (void)arg;
@@ -77,7 +85,7 @@ static void on_kick(uv_async_t *kick)
     cairn_memory_show(s);
     cairn_mapped_sweep(s);
     map_late(s);
-    cairn_detach_turn(s);
+    detach_turn(s);
     cairn_turn_run(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_explain_awaited(job);
     if (s->loop.stopping && s->jobs != NULL && cairn_client_now_ms() >= s->loop.stop_by_ms) {
@@ -110,7 +118,8 @@ static void on_soon(uv_timer_t *soon)
     on_kick(&((struct session *)soon->data)->loop.kick);
 }
 
-void cairn_loop_look_soon(struct session *s, bool looks)
+/* Loop thread: looks at what waits for streams every millisecond, or not any more. */
+static void loop_look_soon(struct session *s, bool looks)
 {
     if (looks == (uv_is_active((uv_handle_t *)&s->loop.soon) != 0)) return;
     if (looks)
@@ -260,7 +269,7 @@ static void close_jobs(struct session *s)
     for (struct job *job = s->jobs, *next; job != NULL; job = next) {
         next = job->next;
         if (s->loop.stopping) job->closing = true;
-        if (job->closing) cairn_attach_release(job);
+        if (job->closing) attach_release(job);
     }
 }
 
@@ -311,7 +320,7 @@ static void run_commands(struct session *s)
         any_awaits = any_awaits || command->event != NULL;
         before = command;
     }
-    cairn_loop_look_soon(s, any_awaits);
+    loop_look_soon(s, any_awaits);
 }
 
 static void cancel(struct session *s)
@@ -336,12 +345,11 @@ void cairn_turn_run(struct session *s)
     cancel(s);
     run_commands(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->pushing.gives_up != 0 && job->attachment.state == JOB_ATTACHED)
-            cairn_again_give_up(job);
+        if (job->pushing.gives_up != 0 && job->attachment.state == JOB_ATTACHED) again_give_up(job);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (s->control.ready && job->attachment.state == JOB_DETACHED && !job->closing &&
             job->failure.status == CAIRN_OK && now_ms >= job->attachment.at_ms)
-            cairn_attach_begin(job);
+            attach_begin(job);
     pthread_mutex_lock(&s->lock);
     for (struct ask *ask; (ask = next_ask(s)) != NULL;) send_ask(s, ask);
     pthread_mutex_unlock(&s->lock);
@@ -355,7 +363,7 @@ void cairn_turn_run(struct session *s)
 #define RETRY_MIN_MS 100
 #define RETRY_MAX_MS 1000
 
-void cairn_attach_begin(struct job *job)
+static void attach_begin(struct job *job)
 {
     struct session *s = job->session;
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
@@ -514,9 +522,9 @@ void cairn_attach_read(struct job *job)
     pthread_mutex_unlock(&s->lock);
     cairn_attachment_drop_pages(&job->attachment);
     cairn_layouts_apply(job);
-    cairn_again_tiles(job);
-    cairn_again_ask_round(job);
-    cairn_again_pause(job);
+    again_tiles(job);
+    again_ask_round(job);
+    again_pause(job);
     cairn_session_kick(s);
 }
 
@@ -587,7 +595,8 @@ static void unlink_job(struct job *job)
     pthread_mutex_unlock(&s->lock);
 }
 
-void cairn_attach_release(struct job *job)
+/* The job is closing: leaves it, and takes it out of the list once the fabric has nothing of it on loan. */
+static void attach_release(struct job *job)
 {
     cairn_attachment_drop_pages(&job->attachment);
     if (job->failure.status == CAIRN_OK) {
@@ -674,7 +683,8 @@ static void hold_off(struct session *s, bool is_off)
     cairn_session_kick(s); // behind the fabric's next progress
 }
 
-void cairn_detach_turn(struct session *s)
+/* Loop thread: a step towards what is asked. */
+static void detach_turn(struct session *s)
 {
     struct detachment *d = &s->detachment;
     bool wants_off = d->is_off;
@@ -727,7 +737,8 @@ cairn_status cairn_detach_ask(struct session *s, bool wants_off, uint64_t deadli
 
 /* ==== again ==== */
 
-void cairn_again_tiles(struct job *job)
+/* The tiles that were declared: before anything else. */
+static void again_tiles(struct job *job)
 {
     const struct declared *declared = job->tiles.declared; // changed by this thread only
     if (declared == NULL || declared->world == 0) return;
@@ -777,7 +788,8 @@ bool cairn_again_on_error(struct session *s, uint32_t request, cairn_status stat
     return true;
 }
 
-void cairn_again_pause(struct job *job)
+/* The pause of this worker, if it is in one. */
+static void again_pause(struct job *job)
 {
     struct session *s = job->session;
     const uint64_t now_ms = cairn_client_now_ms();
@@ -795,7 +807,9 @@ void cairn_again_pause(struct job *job)
     cairn_control_send(s, CAIRN_MSG_PAUSE, job->pause.request, &message.base);
 }
 
-void cairn_again_ask_round(struct job *job)
+/* Attached in the middle of a round: it is decided or void by now, and no shard may be left to say so (one
+ * that never granted it answers nothing). Only the coordinator knows. */
+static void again_ask_round(struct job *job)
 {
     Cairn__RoundCommit ask = CAIRN__ROUND_COMMIT__INIT;
     if (job->pushing.pusher.push == NULL) return;
@@ -805,7 +819,8 @@ void cairn_again_ask_round(struct job *job)
                        &ask.base);
 }
 
-void cairn_again_give_up(struct job *job)
+/* A shard refused something of the round (client/push.c): it is given up, for all. */
+static void again_give_up(struct job *job)
 {
     Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
     message.job = job->attachment.job;

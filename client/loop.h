@@ -33,9 +33,6 @@ cairn_status cairn_loop_start(struct session *s) CAIRN_MUST_CHECK;
 /* Ends the thread and waits for its end. Operations under way get a moment to end by themselves. */
 void cairn_loop_stop(struct session *s);
 
-/* Loop thread: looks at what waits for streams every millisecond, or not any more. */
-void cairn_loop_look_soon(struct session *s, bool looks);
-
 /* loop.c: a turn of the loop thread, whenever it is woken: commands are done, asks are sent, jobs are
  * attached and closed. */
 void cairn_turn_run(struct session *s);
@@ -129,28 +126,17 @@ struct detachment {
 /* Not under the lock. CAIRN_ERR_BUSY: something is open; CAIRN_ERR_TIMEOUT: it is attached as before. */
 cairn_status cairn_detach_ask(struct session *s, bool wants_off,
                               uint64_t deadline_ms) CAIRN_MUST_CHECK;
-/* Loop thread: a step towards what is asked. */
-void cairn_detach_turn(struct session *s);
 
 /* ==== again ==== */
 
 /* Tells a coordinator again, after an attach, what this client had told the one before: a new
  * coordinator knows nothing of it. Loop thread. */
 
-/* The tiles that were declared: before anything else. */
-void cairn_again_tiles(struct job *job);
 /* TilesSet, in reply to `request`: of those told again, or of the call of cairn_tiles that waits. */
 void cairn_again_on_tiles_set(struct job *job, uint32_t request);
 /* An Error: of tiles or a pause that were told again it is an error of the job. False: it is of neither. */
 bool cairn_again_on_error(struct session *s, uint32_t request, cairn_status status,
                           const char *text);
-/* The pause of this worker, if it is in one. */
-void cairn_again_pause(struct job *job);
-/* Attached in the middle of a round: it is decided or void by now, and no shard may be left to say so (one
- * that never granted it answers nothing). Only the coordinator knows. */
-void cairn_again_ask_round(struct job *job);
-/* A shard refused something of the round (client/push.c): it is given up, for all. */
-void cairn_again_give_up(struct job *job);
 
 /* ==== attach ==== */
 
@@ -160,7 +146,7 @@ struct command;
 
 /* The command by which a job is put into the session's list: its reference becomes the list's. */
 bool cairn_attach_list_run(struct command *command);
-void cairn_attach_begin(struct job *job);
+
 void cairn_attach_on_attached(struct job *job, Cairn__Attached *attached); /* takes it */
 void cairn_attach_on_page(struct job *job, const Cairn__Page *page);
 /* Waits for the thread that reads the pages of `job`, and attaches the job by what it read. */
@@ -169,8 +155,6 @@ void cairn_attach_read(struct job *job);
  * cairn_attach_on_error. */
 void cairn_attach_differ(struct job *job, const Cairn__Error *error);
 void cairn_attach_on_error(struct job *job, cairn_status status, const char *text);
-/* The job is closing: leaves it, and takes it out of the list once the fabric has nothing of it on loan. */
-void cairn_attach_release(struct job *job);
 
 /* ==== layouts ==== */
 
@@ -186,12 +170,7 @@ cairn_status cairn_layouts_attached(struct job *job, struct reading *reading,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The job is attached, by what came: connects, and goes on by it with what is under way. */
 void cairn_layouts_apply(struct job *job);
-/* Applies the message, which is the function's to free. The job fails if the message does not fit
- * it. */
-void cairn_layouts_on_changed(struct job *job, Cairn__LayoutChanged *message);
-/* A page of the LayoutChanged before it; of no request. */
-void cairn_layouts_on_page(struct job *job, const Cairn__Page *page);
-void cairn_layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message);
+
 /* Each turn: bodies by which nothing is fetched any more go, and connections to shards that left the job. */
 void cairn_layouts_trim(struct job *job);
 
@@ -205,8 +184,5 @@ struct cairn_fabric_message;
 cairn_status cairn_links_add(struct job *job, uint32_t count) CAIRN_MUST_CHECK;
 void cairn_links_release(struct job *job); /* nothing of them is on loan */
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms);
-/* cairn_fabric_options.on_message */
-void cairn_link_on_message(void *session, const void *header, size_t header_bytes,
-                           size_t payload_bytes, struct cairn_fabric_message *message);
 
 #endif

@@ -106,7 +106,8 @@ void cairn_op_hold(struct op *op)
     op->holds++;
 }
 
-const char *cairn_op_why(const struct op *op)
+/* Why a failed operation failed. */
+static const char *op_why(const struct op *op)
 {
     return op->why != NULL ? op->why : cairn_status_text((int)op->status);
 }
@@ -141,7 +142,7 @@ static void complete(struct op *op)
     op->owned = NULL;
     if (op->list != NULL) cairn_handle_put(op->list);
     // Before who waits for the op may go on: what it holds is given back, and not counted, by then.
-    if (op->on_done != NULL) op->on_done(op->context, op->status, cairn_op_why(op));
+    if (op->on_done != NULL) op->on_done(op->context, op->status, op_why(op));
     pthread_mutex_lock(&s->lock);
     op->done = true;
     bool is_late;
@@ -154,7 +155,7 @@ static void complete(struct op *op)
         cairn_puts_failed(op->job, op->target.tensor, op->plane);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK && op->job->puts.status == CAIRN_OK) {
         op->job->puts.status = op->status;
-        cairn_sentence_set(&op->job->puts.why, "%s", cairn_op_why(op));
+        cairn_sentence_set(&op->job->puts.why, "%s", op_why(op));
     }
     const bool is_last = open_count(op) != NULL && *open_count(op) == 0;
     if (op->handle != NULL || op->on_done != NULL || is_last)
@@ -437,7 +438,10 @@ void cairn_client_say_wait(struct patience *p, const char *text)
     (void)say(p, text, 0); // the call has its own time
 }
 
-bool cairn_client_waits_on(struct patience *p, const Cairn__Awaited *awaited, uint64_t *deadline_ms)
+/* The call's time is over, and that is for whom it waits (NULL: nobody says). True: it waits on, until
+ * *deadline_ms, and asks again then. */
+static bool client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
+                            uint64_t *deadline_ms)
 {
     const uint32_t paused_ms = awaited != NULL ? awaited->paused_ms : 0;
     const bool was_paused = p->paused;
@@ -538,7 +542,8 @@ static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_
     return NULL;
 }
 
-Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type)
+/* For whom a request of `type` waits; NULL: the coordinator does not say. Freed by the caller. */
+static Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type)
 {
     return ask_until(job, type, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
 }
@@ -702,8 +707,7 @@ static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
         if (!is_late)
             cairn_client_say_wait(&patience, awaited_text_ask(ask->job, ask->type, awaited).text);
         else if (!sleep_for_ask(ask, deadline_ms) &&
-                 (!is_of_round(ask->type) ||
-                  !cairn_client_waits_on(&patience, awaited, &deadline_ms)))
+                 (!is_of_round(ask->type) || !client_waits_on(&patience, awaited, &deadline_ms)))
             status = fail_late(ask, awaited);
         cairn_message_free((ProtobufCMessage *)awaited);
     }
@@ -774,7 +778,7 @@ static bool waits_on(const struct op *op, struct patience *patience, uint64_t *d
 {
     if (op->kind != CAIRN_CHUNK_PUSH || patience->span_ms == 0) return false;
     Cairn__Awaited *awaited = cairn_ask_awaited(op->job, CAIRN_MSG_ROUND_COMMIT);
-    const bool waits = cairn_client_waits_on(patience, awaited, deadline_ms);
+    const bool waits = client_waits_on(patience, awaited, deadline_ms);
     cairn_message_free((ProtobufCMessage *)awaited);
     return waits;
 }
@@ -811,7 +815,7 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
     sleep_for_wait(op, deadline_ms);
     if (from_us != 0) note_time(op, from_us);
     if (op->done) status = op->status;
-    if (op->done && status != CAIRN_OK) cairn_client_fail(status, "%s", cairn_op_why(op));
+    if (op->done && status != CAIRN_OK) cairn_client_fail(status, "%s", op_why(op));
     pthread_mutex_unlock(&s->lock);
     if (status == CAIRN_ERR_TIMEOUT && timeout_ms == 0)
         cairn_client_fail(status,
@@ -880,7 +884,7 @@ static cairn_status await_any(struct op *const *ops, size_t count, struct op *fi
         status = ops[i]->status;
         *index_out = i;
         if (user_out != NULL) *user_out = ops[i]->user;
-        if (status != CAIRN_OK) cairn_client_fail(status, "%s", cairn_op_why(ops[i]));
+        if (status != CAIRN_OK) cairn_client_fail(status, "%s", op_why(ops[i]));
     }
     pthread_mutex_unlock(&s->lock);
     return status;

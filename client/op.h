@@ -110,8 +110,6 @@ struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle);
 /* Loop thread: a parcel more; and one less, with how it ended. The last one completes the op. */
 void cairn_op_hold(struct op *op);
 void cairn_op_let_go(struct op *op, cairn_status status, const char *why);
-/* Why a failed operation failed. */
-const char *cairn_op_why(const struct op *op);
 
 void cairn_command_free(struct command *command); /* not its op */
 /* A command with a reference to the job; NULL: out of memory. */
@@ -188,10 +186,7 @@ struct patience cairn_client_patience(struct job *job, uint64_t deadline_ms);
 uint64_t cairn_client_says_at(const struct patience *p, uint64_t deadline_ms);
 /* Not under the lock. It waits on: `text` is what its error would say. */
 void cairn_client_say_wait(struct patience *p, const char *text);
-/* The call's time is over, and that is for whom it waits (NULL: nobody says). True: it waits on, until
- * *deadline_ms, and asks again then. */
-bool cairn_client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
-                           uint64_t *deadline_ms);
+
 /* The beginning of the error of a call of the job that timed out: names the link that is silent and
  * ends in "; ", or is empty if no link is. Not under the lock. */
 void cairn_client_silence(struct job *job, struct cairn_sentence *out);
@@ -222,7 +217,5 @@ cairn_status cairn_ask(struct job *job, uint16_t type, ProtobufCMessage *message
                        ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
 /* For whom cairn_job_open waits, as its error says it. */
 struct cairn_sentence cairn_ask_opening_awaits(struct job *job);
-/* For whom a request of `type` waits; NULL: the coordinator does not say. Freed by the caller. */
-Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type);
 
 #endif

@@ -8,6 +8,10 @@
 #include "client/job.h"
 #include "client/op.h"
 
+static cairn_status stage_place(struct parcel *parcel, const struct shard_link *via);
+static void stage_land(struct parcel *parcel);
+static void stage_end(struct parcel *parcel);
+
 static struct parcel *add_parcel(struct job *job)
 {
     if (job->parcels.count == job->parcels.capacity) {
@@ -94,7 +98,7 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
 
 /* ---- memory with strides ---- */
 
-void cairn_parcel_count_packed(struct job *job, size_t more, size_t less)
+static void parcel_count_packed(struct job *job, size_t more, size_t less)
 {
     struct cairn_stats *stats = &job->stats;
     pthread_mutex_lock(&job->session->lock);
@@ -110,7 +114,7 @@ static cairn_status open_landing(struct parcel *parcel)
     const cairn_status status = cairn_pieces_take(parcel->job->session, parcel->target->card, false,
                                                   parcel->byte_count, &parcel->staged);
     if (status != CAIRN_OK) return status;
-    cairn_parcel_count_packed(parcel->job, parcel->byte_count, 0);
+    parcel_count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     return CAIRN_OK;
 }
@@ -123,7 +127,7 @@ cairn_status cairn_parcel_open(struct parcel *parcel)
     parcel->packed = malloc(parcel->head_bytes + parcel->byte_count);
     if (parcel->packed == NULL) return CAIRN_ERR_NO_MEMORY;
     parcel->bytes = parcel->packed + parcel->head_bytes;
-    cairn_parcel_count_packed(parcel->job, parcel->head_bytes + parcel->byte_count, 0);
+    parcel_count_packed(parcel->job, parcel->head_bytes + parcel->byte_count, 0);
     return CAIRN_OK;
 }
 
@@ -133,7 +137,7 @@ static cairn_status pack(struct parcel *parcel, const struct shard_link *via)
 {
     const struct target *target = parcel->target;
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
-    if (target->card != NULL && parcel->byte_count > 0) return cairn_stage_place(parcel, via);
+    if (target->card != NULL && parcel->byte_count > 0) return stage_place(parcel, via);
     if (parcel->bytes != NULL) return CAIRN_OK;
     const cairn_status status = cairn_parcel_open(parcel);
     if (status != CAIRN_OK || parcel->packed == NULL) return status;
@@ -157,7 +161,7 @@ void cairn_parcel_arrived(struct parcel *parcel)
     if (parcel->lands)
         cairn_parcel_end(parcel, cairn_card_landed(target->card, &why));
     else if (parcel->staged.at != NULL)
-        cairn_stage_land(parcel);
+        stage_land(parcel);
     else
         cairn_parcel_end(parcel, CAIRN_OK);
 }
@@ -167,7 +171,7 @@ static void unpack(struct parcel *parcel)
     if (parcel->packed == NULL) return;
     free(parcel->packed);
     parcel->packed = NULL;
-    cairn_parcel_count_packed(parcel->job, 0, parcel->head_bytes + parcel->byte_count);
+    parcel_count_packed(parcel->job, 0, parcel->head_bytes + parcel->byte_count);
 }
 
 /* ---- the life of a parcel ---- */
@@ -175,7 +179,7 @@ static void unpack(struct parcel *parcel)
 static void give_back(struct parcel *parcel)
 {
     unpack(parcel);
-    cairn_stage_end(parcel);
+    stage_end(parcel);
     parcel->op = NULL;
     parcel->next = parcel->job->parcels.first_free;
     parcel->job->parcels.first_free = parcel;
@@ -403,10 +407,11 @@ static void unstage(struct parcel *parcel)
     (void)await_copy(parcel, &why); // of a context that has failed nothing is under way
     count_sent(parcel);
     cairn_pieces_give(&parcel->staged);
-    cairn_parcel_count_packed(parcel->job, 0, parcel->byte_count);
+    parcel_count_packed(parcel->job, 0, parcel->byte_count);
 }
 
-void cairn_stage_end(struct parcel *parcel)
+/* The parcel is over, sent or not: nothing of its copy is under way any more. */
+static void stage_end(struct parcel *parcel)
 {
     unqueue(parcel);
     unland(parcel);
@@ -452,7 +457,7 @@ static cairn_status stage(struct parcel *parcel, const struct shard_link *via,
     const cairn_status status = cairn_pieces_take(parcel->job->session, target->card, on_card,
                                                   parcel->byte_count, &parcel->staged);
     if (status != CAIRN_OK) return status;
-    cairn_parcel_count_packed(parcel->job, parcel->byte_count, 0);
+    parcel_count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     parcel->on_card = parcel->staged.on_card;
     parcel->is_unsummed = is_direct && parcel->on_card;
@@ -467,7 +472,7 @@ void cairn_stage_queue(struct parcel *parcel)
     parcel->is_queued = true;
 }
 
-/* A copy that fails to begin is not reported here: cairn_stage_place tries again when the parcel is
+/* A copy that fails to begin is not reported here: stage_place tries again when the parcel is
  * sent, and reports the error. */
 void cairn_stage_fill(struct shard_link *owner)
 {
@@ -486,7 +491,9 @@ void cairn_stage_fill(struct shard_link *owner)
     }
 }
 
-cairn_status cairn_stage_place(struct parcel *parcel, const struct shard_link *via)
+/* Sets the parcel's bytes to what is sent over that connection, the memory itself or its copy, and waits
+ * until they are complete. */
+static cairn_status stage_place(struct parcel *parcel, const struct shard_link *via)
 {
     struct cairn_sentence why = { "" };
     if (parcel->on_loan > 0) return CAIRN_OK; // as it went before
@@ -519,7 +526,9 @@ static void end_landed(struct job *job)
     }
 }
 
-void cairn_stage_land(struct parcel *parcel)
+/* Begins the copy of bytes that came for a card's memory. The parcel ends when they are copied, at
+ * the latest in cairn_stage_settle. */
+static void stage_land(struct parcel *parcel)
 {
     struct job *job = parcel->job;
     const struct target *target = parcel->target;

@@ -21,6 +21,10 @@
 
 /* ---- by whom ---- */
 
+static struct body *recut_body(const struct job *job, uint8_t kind, uint8_t plane,
+                               struct cairn_version version);
+static bool recut_refused(struct parcel *parcel, uint64_t status);
+
 static struct shard_link *carrier_of(struct shard_link *owner)
 {
     return owner->carrier != NULL ? owner->carrier : owner;
@@ -151,7 +155,7 @@ static void forget_micros(struct job *job)
     job->pushing.micro_count = 0;
 }
 
-void cairn_pushes_drop(struct job *job, cairn_status status)
+static void pushes_drop(struct job *job, cairn_status status)
 {
     if (job->pushing.pusher.push == NULL) return;
     cairn_pusher_end(&job->pushing.pusher);
@@ -193,7 +197,7 @@ cairn_status cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *o
 {
     if (job->pushing.pusher.push != NULL && job->pushing.pusher.round == opened->round)
         return CAIRN_OK;
-    cairn_pushes_drop(job, CAIRN_ERR_EPOCH_CHANGED);
+    pushes_drop(job, CAIRN_ERR_EPOCH_CHANGED);
     job->attachment.seen_epoch = opened->epoch;
     job->attachment.seen_store = job->session->control.store;
     if (opened->rank >= opened->world) { // surplus: no shard grants it anything
@@ -291,7 +295,7 @@ void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result)
     if (job->pushing.pusher.push == NULL || job->pushing.pusher.round > result->round) return;
     if (!is_void && job->pushing.pusher.round == result->round)
         cairn_pusher_resolved(&job->pushing.pusher);
-    cairn_pushes_drop(job, is_void ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK);
+    pushes_drop(job, is_void ? CAIRN_ERR_EPOCH_CHANGED : CAIRN_OK);
 }
 
 /* ---- commands ---- */
@@ -627,7 +631,7 @@ bool cairn_transfer_run(struct command *command)
     if (copy_on_card(command)) return true;
     if (command->body == NULL)
         command->body = cairn_body_get(
-            cairn_recut_body(job, command->op->kind, command->plane, command->version));
+            recut_body(job, command->op->kind, command->plane, command->version));
     cairn_status status = CAIRN_OK;
     size_t copied = 0;
     do {
@@ -669,8 +673,7 @@ static bool ask_owner(struct shard_link *owner, struct parcel *parcel, uint64_t 
 static void refused_transfer(struct shard_link *owner, struct parcel *parcel, uint64_t status)
 {
     if (ask_owner(owner, parcel, status) ||
-        cairn_asker_again(&owner->asker, &parcel->request, status) ||
-        cairn_recut_refused(parcel, status))
+        cairn_asker_again(&owner->asker, &parcel->request, status) || recut_refused(parcel, status))
         return;
     const bool is_known = status <= CAIRN_ERR_INTERNAL && cairn_status_known((int)status) &&
                           status != CAIRN_OK;
@@ -790,7 +793,8 @@ void cairn_transfer_cancel(struct job *job)
     for (uint32_t i = 0; i < job->shards.count; i++) cairn_asker_pump(&job->shards.links[i]->asker);
 }
 
-void cairn_transfer_fail_all(struct job *job, cairn_status status)
+/* Ends every put and fetch of the job with `status`. */
+static void transfer_fail_all(struct job *job, cairn_status status)
 {
     for (uint32_t i = 0; i < job->shards.count; i++) job->shards.links[i]->asked = 0;
     for (uint32_t i = 0; i < job->parcels.count; i++) {
@@ -818,8 +822,8 @@ void cairn_fail_calls(struct job *job, cairn_status status, const char *text)
 void cairn_fail_parcels(struct job *job, cairn_status status)
 {
     cairn_attachment_lost(job);
-    cairn_pushes_drop(job, status);
-    cairn_transfer_fail_all(job, status);
+    pushes_drop(job, status);
+    transfer_fail_all(job, status);
 }
 
 void cairn_job_fail(struct job *job, cairn_status status, const char *text)
@@ -941,8 +945,10 @@ void cairn_explain_awaited(struct job *job)
 
 #define WORD_MS 20000 /* that the coordinator's word about a layout may take */
 
-struct body *cairn_recut_body(const struct job *job, uint8_t kind, uint8_t plane,
-                              struct cairn_version version)
+/* The body by which a put or fetch of a plane at a version is cut: for published parameters the one
+ * that serves the version, for state the newest. */
+static struct body *recut_body(const struct job *job, uint8_t kind, uint8_t plane,
+                               struct cairn_version version)
 {
     const bool is_published = kind == CAIRN_CHUNK_FETCH && plane == CAIRN_PLANE_WIRE;
     return is_published ? cairn_body_of_version(job, version) : job->bodies;
@@ -1002,7 +1008,7 @@ static void recut(struct parcel *parcel, struct body *body)
 
 static struct body *body_of(const struct parcel *parcel)
 {
-    return cairn_recut_body(parcel->job, parcel->kind, parcel->plane, parcel->version);
+    return recut_body(parcel->job, parcel->kind, parcel->plane, parcel->version);
 }
 
 static bool is_asked(const struct parcel *parcel)
@@ -1036,7 +1042,9 @@ static bool is_missed(const struct job *job, const struct body *body)
     return next != NULL && next->found;
 }
 
-bool cairn_recut_refused(struct parcel *parcel, uint64_t status)
+/* The shard knows no such chunk. True: the parcel goes on, cut anew, or once more while the word of the
+ * coordinator may be on its way. */
+static bool recut_refused(struct parcel *parcel, uint64_t status)
 {
     struct job *job = parcel->job;
     struct body *body = body_of(parcel);

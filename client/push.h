@@ -176,7 +176,6 @@ cairn_status cairn_parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
 /* A fetch has been received: ends the parcel, or has it end when the card has the bytes. */
 void cairn_parcel_arrived(struct parcel *parcel);
 /* Adds to, and takes from, the job's statistics of memory that parcels have of their own. */
-void cairn_parcel_count_packed(struct job *job, size_t more, size_t less);
 void cairn_parcel_loan(struct parcel *parcel);
 void cairn_parcel_loan_back(struct parcel *parcel);
 void cairn_parcels_release(struct parcel_table *parcels); /* with the job: none is under way */
@@ -224,7 +223,6 @@ cairn_status cairn_pushes_on_opened(struct job *job,
                                     const Cairn__RoundOpened *opened) CAIRN_MUST_CHECK;
 void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result);
 /* Every parcel of the machine ends; it is dropped. */
-void cairn_pushes_drop(struct job *job, cairn_status status);
 void cairn_pushes_release(struct job *job); /* with the job, behind that */
 
 /* The connection that the owner's last GRANT came by. */
@@ -243,15 +241,9 @@ void cairn_pushes_lost(struct shard_link *link);
 
 struct parcel;
 
-/* The body by which a put or fetch of a plane at a version is cut: for published parameters the one
- * that serves the version, for state the newest. */
-struct body *cairn_recut_body(const struct job *job, uint8_t kind, uint8_t plane,
-                              struct cairn_version version);
 /* The bodies of the job, or since when they serve, have changed. */
 void cairn_recut_all(struct job *job);
-/* The shard knows no such chunk. True: the parcel goes on, cut anew, or once more while the word of the
- * coordinator may be on its way. */
-bool cairn_recut_refused(struct parcel *parcel, uint64_t status);
+
 /* The shard has left the job and is not there any more: nobody has what is asked of it. */
 void cairn_recut_gone(struct shard_link *link);
 
@@ -270,19 +262,11 @@ void cairn_recut_gone(struct shard_link *link);
 void cairn_stage_queue(struct parcel *parcel);
 /* Begins copies of what is queued for the owner, as many as may be ahead. */
 void cairn_stage_fill(struct shard_link *owner);
-/* Sets the parcel's bytes to what is sent over that connection, the memory itself or its copy, and waits
- * until they are complete. */
-cairn_status cairn_stage_place(struct parcel *parcel,
-                               const struct shard_link *via) CAIRN_MUST_CHECK;
-/* Begins the copy of bytes that came for a card's memory. The parcel ends when they are copied, at
- * the latest in cairn_stage_settle. */
-void cairn_stage_land(struct parcel *parcel);
+
 /* Before the loop sleeps: waits for the copies to the card and ends their parcels, if some
  * operation has nothing left but these. If none has, the rest of the operations is awaited first,
  * and the card copies meanwhile. */
 void cairn_stage_settle(struct job *job);
-/* The parcel is over, sent or not: nothing of its copy is under way any more. */
-void cairn_stage_end(struct parcel *parcel);
 
 /* ==== transfer ==== */
 
@@ -302,8 +286,6 @@ void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_he
 void cairn_transfer_lost(struct shard_link *link);
 /* Ends the fetches that their caller has canceled, as far as they were not answered. */
 void cairn_transfer_cancel(struct job *job);
-/* Ends every put and fetch of the job with `status`. */
-void cairn_transfer_fail_all(struct job *job, cairn_status status);
 
 /* ==== fail ==== */
 

@@ -29,6 +29,11 @@ struct put_note {
     uint8_t digest[DIGEST_BYTES];
 };
 
+static uint64_t api_write_round(struct job *job);
+static cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor,
+                                  const char *plane, const struct cairn_box *box,
+                                  const struct cairn_mem *given, cairn_op **op_out);
+
 static uint8_t bit_of(int plane)
 {
     return (uint8_t)(1u << plane);
@@ -72,7 +77,8 @@ static void hash_tensor(const struct cairn_tensor_spec *tensor, const struct str
     crypto_generichash_final(&state, digest_out, DIGEST_BYTES);
 }
 
-size_t cairn_puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
+/* The digest of all tensors that were hashed. Returns how many there are. */
+static size_t puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
 {
     crypto_generichash_state state;
     size_t count = 0;
@@ -88,7 +94,7 @@ size_t cairn_puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
     return count;
 }
 
-uint8_t *cairn_puts_held(struct job *job)
+static uint8_t *puts_held(struct job *job)
 {
     enum { HELD = CAIRN_PUTS_HELD_BYTES };
     const size_t count = job->spec.tensor_count;
@@ -101,7 +107,8 @@ uint8_t *cairn_puts_held(struct job *job)
     return held;
 }
 
-void cairn_puts_unclaim(struct job *job, size_t tensor, int plane)
+/* Under the lock: nothing of it was put after all. */
+static void puts_unclaim(struct job *job, size_t tensor, int plane)
 {
     struct put_note *note = &job->puts.notes[tensor];
     note->put &= (uint8_t)~bit_of(plane);
@@ -111,18 +118,20 @@ void cairn_puts_unclaim(struct job *job, size_t tensor, int plane)
 void cairn_puts_failed(struct job *job, size_t tensor, int plane)
 {
     if (job->puts.notes == NULL) return;
-    cairn_puts_unclaim(job, tensor, plane);
+    puts_unclaim(job, tensor, plane);
     if (!job->known.initialized) job->puts.notes[tensor].failed |= bit_of(plane);
 }
 
-bool cairn_puts_any_failed(const struct job *job)
+/* Under the lock: a put failed, and its plane was not put again since. */
+static bool puts_any_failed(const struct job *job)
 {
     for (size_t i = 0; job->puts.notes != NULL && i < job->spec.tensor_count; i++)
         if (job->puts.notes[i].failed != 0) return true;
     return false;
 }
 
-cairn_status cairn_puts_claim(struct job *job, size_t tensor, int plane)
+/* Under the lock: the plane is this call's to put; CAIRN_ERR_EXISTS: it was put before. */
+static cairn_status puts_claim(struct job *job, size_t tensor, int plane)
 {
     if (job->puts.notes == NULL)
         job->puts.notes = calloc(job->spec.tensor_count + 1, sizeof *job->puts.notes);
@@ -138,8 +147,10 @@ cairn_status cairn_puts_claim(struct job *job, size_t tensor, int plane)
                : CAIRN_OK;
 }
 
-cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece *piece,
-                             const struct cairn_mem *mem)
+/* Hashes the whole of a parameter that was claimed. CAIRN_ERR_INVALID: it reaches beyond memory of
+ * cairn_alloc. */
+static cairn_status puts_hash(struct job *job, size_t tensor, const struct piece *piece,
+                              const struct cairn_mem *mem)
 {
     const struct cairn_tensor_spec *spec = &job->spec.tensors[tensor];
     const uint64_t elems = cairn_box_elems(&piece->box);
@@ -158,7 +169,9 @@ cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece 
     return CAIRN_OK;
 }
 
-void cairn_puts_end(struct job *job, cairn_status status)
+/* Takes the coordinator's answer to InitDone: the job is initialized, or all tensors may be put
+ * again. */
+static void puts_end(struct job *job, cairn_status status)
 {
     pthread_mutex_lock(&job->session->lock);
     if (status == CAIRN_OK) job->known.initialized = true;
@@ -189,7 +202,10 @@ static void add_missing(const struct job *job, struct cairn_sentence *out)
                        missing > 1 ? "s" : "", names.text);
 }
 
-cairn_status cairn_puts_explain(struct job *job, cairn_status status, size_t count)
+/* Adds to this thread's sentence what this worker did not put, before cairn_puts_end forgets it: of an
+ * initial state that is not whole all that rank 0 has left out; and that the rank put only `count` tensors,
+ * the usual reason for a mismatch. */
+static cairn_status puts_explain(struct job *job, cairn_status status, size_t count)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why, "%s", cairn_error());
@@ -251,7 +267,7 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
     const struct piece own = cairn_client_tiles_own(job, pattern->tensor);
     const bool compared = pattern->plane == CAIRN_PLANE_PARAM &&
                           cairn_box_equal(&own.box, &pattern->piece.box);
-    cairn_status status = compared ? cairn_puts_hash(job, pattern->tensor, &pattern->piece, mem)
+    cairn_status status = compared ? puts_hash(job, pattern->tensor, &pattern->piece, mem)
                                    : CAIRN_OK;
     if (status == CAIRN_OK)
         status = source ? cairn_op_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, pattern, op_out)
@@ -269,11 +285,10 @@ static cairn_status claim_part(struct job *job, const struct portion *portion,
                                struct assembly **out)
 {
     const bool begun = cairn_assemble_begun(job, portion);
-    cairn_status status = begun ? CAIRN_OK
-                                : cairn_puts_claim(job, portion->tensor, CAIRN_PLANE_PARAM);
+    cairn_status status = begun ? CAIRN_OK : puts_claim(job, portion->tensor, CAIRN_PLANE_PARAM);
     if (status != CAIRN_OK) return status;
     status = cairn_assemble_claim(job, portion, out);
-    if (status != CAIRN_OK && !begun) cairn_puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
+    if (status != CAIRN_OK && !begun) puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
     return status;
 }
 
@@ -302,7 +317,7 @@ static cairn_status put_brought(struct job *job, struct portion *portion)
     if (status != CAIRN_OK) {
         pthread_mutex_lock(&job->session->lock);
         if (!cairn_assemble_begun(job, portion))
-            cairn_puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
+            puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
         pthread_mutex_unlock(&job->session->lock);
     }
     return status == CAIRN_OK && whole ? put_assembled(job, assembly) : status;
@@ -352,7 +367,7 @@ static cairn_status put_whole(struct job *job, struct command *pattern, const st
     if (status != CAIRN_OK) return status;
     pattern->ptr = mem->ptr;
     pthread_mutex_lock(&job->session->lock);
-    status = cairn_puts_claim(job, pattern->tensor, pattern->plane);
+    status = puts_claim(job, pattern->tensor, pattern->plane);
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) status = put_claimed(job, pattern, mem, op_out, &sent);
     if (!sent) free(pattern->owned);
@@ -383,8 +398,8 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     const struct cairn_box *part;
     if (job->member.role != CAIRN_WORKER)
         return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader cannot put");
-    const uint64_t write = cairn_api_write_round(job);
-    if (write != 0) return cairn_api_write_put(job, write, tensor, plane, box, given, op_out);
+    const uint64_t write = api_write_round(job);
+    if (write != 0) return api_write_put(job, write, tensor, plane, box, given, op_out);
     cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
     if (status != CAIRN_OK) return status;
     int number;
@@ -433,14 +448,14 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     const bool initialized = job->known.initialized, has_tiles = cairn_client_tiles_hold(job);
     const bool has_moments = job->puts.has_moments;
     // Until that tensor is put again: without it the job would be sealed with other values.
-    if (!cairn_puts_any_failed(job)) job->puts.status = CAIRN_OK;
+    if (!puts_any_failed(job)) job->puts.status = CAIRN_OK;
     const cairn_status put = job->puts.status;
     const struct cairn_sentence why = job->puts.why;
     pthread_mutex_unlock(&job->session->lock);
     if (put != CAIRN_OK)
         return cairn_client_fail(put, "a put failed: %s; put that tensor again", why.text);
     uint8_t digest[CAIRN_PUTS_DIGEST_BYTES];
-    const size_t hashed = cairn_puts_digest(job, digest);
+    const size_t hashed = puts_digest(job, digest);
     if (initialized && (hashed == 0 || has_tiles) && given == NULL) return CAIRN_OK;
     Cairn__InitDone message = CAIRN__INIT_DONE__INIT;
     message.source = job->member.rank == 0 || has_tiles;
@@ -449,13 +464,13 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     message.digest.len = hashed > 0 && !has_tiles ? sizeof digest : 0;
     message.given.data = (uint8_t *)(uintptr_t)given;
     message.given.len = given != NULL ? sizeof digest : 0;
-    uint8_t *held = has_tiles ? cairn_puts_held(job) : NULL;
+    uint8_t *held = has_tiles ? puts_held(job) : NULL;
     message.held.data = held;
     message.held.len = held != NULL ? job->spec.tensor_count * CAIRN_PUTS_HELD_BYTES : 0;
     status = cairn_ask(job, CAIRN_MSG_INIT_DONE, &message.base, CAIRN_MSG_DONE, deadline_ms, NULL);
     free(held);
-    if (status != CAIRN_OK) status = cairn_puts_explain(job, status, hashed);
-    cairn_puts_end(job, status);
+    if (status != CAIRN_OK) status = puts_explain(job, status, hashed);
+    puts_end(job, status);
     return status;
 }
 
@@ -517,7 +532,8 @@ cairn_status cairn_api_await_write(struct job *job, uint64_t deadline_ms)
         (unsigned long long)open);
 }
 
-uint64_t cairn_api_write_round(struct job *job)
+/* The round of the write that is open; 0 = none. */
+static uint64_t api_write_round(struct job *job)
 {
     return open_write(job).round;
 }
@@ -657,9 +673,9 @@ static void unclaim(struct job *job, const struct command *pattern)
     free(gone);
 }
 
-cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *tensor,
-                                 const char *plane, const struct cairn_box *box,
-                                 const struct cairn_mem *given, cairn_op **op_out)
+static cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor,
+                                  const char *plane, const struct cairn_box *box,
+                                  const struct cairn_mem *given, cairn_op **op_out)
 {
     size_t index;
     struct cairn_mem mem;

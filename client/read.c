@@ -24,6 +24,8 @@ struct loan {
 
 /* ---- what a unit is made of: not under the lock ---- */
 
+static void stitches_sweep(struct job *job);
+
 static struct unit_tensor tensor_of(struct job *job, uint32_t named)
 {
     const struct cairn_tensor_spec *spec = &job->spec.tensors[named];
@@ -569,7 +571,7 @@ void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping)
     for (struct published *copy = s->published; copy != NULL; copy = copy->next)
         for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next)
             if (shown->mapping == mapping) copy->gone = true;
-    for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_stitches_sweep(job);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) stitches_sweep(job);
     pthread_mutex_unlock(&s->lock);
     sweep(s, false);
 }
@@ -948,7 +950,8 @@ static bool has_gone(const struct stitch *stitch)
     return gone;
 }
 
-void cairn_stitches_sweep(struct job *job)
+/* Lets those go that are kept of a copy that is gone. */
+static void stitches_sweep(struct job *job)
 {
     for (struct stitch **link = &job->stitches.first; *link != NULL;) {
         if ((*link)->uses == 0 && has_gone(*link))
@@ -963,7 +966,7 @@ void cairn_stitch_put(struct job *job, struct stitch *stitch)
     if (stitch == NULL) return;
     assert(stitch->uses > 0);
     stitch->uses--;
-    cairn_stitches_sweep(job);
+    stitches_sweep(job);
     keep_within_bound(job);
 }
 

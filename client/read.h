@@ -251,8 +251,7 @@ struct stitch *cairn_stitch_get(struct job *job, uint32_t tensor, const struct s
 /* Where it begins; aligned to the page, read only. */
 const uint8_t *cairn_stitch_base(const struct stitch *stitch);
 void cairn_stitch_put(struct job *job, struct stitch *stitch); /* NULL is fine */
-/* Lets those go that are kept of a copy that is gone. */
-void cairn_stitches_sweep(struct job *job);
+
 /* With the job: none is in use any more. */
 void cairn_stitches_release(struct job *job);
 

@@ -8,6 +8,9 @@
 #include "client/push.h"
 #include "proto/spec/spec.h"
 
+static cairn_status batch_judge_commit(const struct job *job, bool *is_open);
+static bool batch_is_surplus(const struct job *job);
+
 static void note_frozen(struct job *job, const Cairn__RoundOpened *opened)
 {
     const struct cairn_job_spec_data *spec = &job->spec;
@@ -278,8 +281,8 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     cairn_status status = is_void   ? CAIRN_OK
                           : is_done ? judge_again(job, round, weight)
                                     : cairn_api_judge_round(job, round);
-    if (!is_void && !is_done && status == CAIRN_OK) status = cairn_batch_judge_commit(job, &open);
-    const bool is_surplus = cairn_batch_is_surplus(job), end_unsent = job->filling.end_unsent;
+    if (!is_void && !is_done && status == CAIRN_OK) status = batch_judge_commit(job, &open);
+    const bool is_surplus = batch_is_surplus(job), end_unsent = job->filling.end_unsent;
     if (!is_void && !is_done) job->filling.weight = weight;
     // From here on, before the micro-batch ends: else a push could come between its end and the sums.
     const bool mine = !is_void && !is_done && status == CAIRN_OK && claim_sums(job, round);
@@ -341,7 +344,7 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
     cairn__worker_memory__init(memory);
     pthread_mutex_lock(&job->session->lock);
     const bool told = cairn_step_times_commit(&job->times, round, out) &&
-                      !cairn_batch_is_surplus(job); // it did nothing that others are measured by
+                      !batch_is_surplus(job); // it did nothing that others are measured by
     memory->shared = cairn_memory_bytes(job->session);
     memory->sums = job->stats.accumulated_bytes;
     memory->units = job->stats.mapped_bytes;
@@ -440,8 +443,7 @@ static cairn_status judge_abandon(struct job *job, const struct cairn_round *rou
 {
     pthread_mutex_lock(&job->session->lock);
     cairn_status status = cairn_api_judge_round(job, round);
-    *over_out = status == CAIRN_ERR_EPOCH_CHANGED ||
-                (status == CAIRN_OK && cairn_batch_is_surplus(job));
+    *over_out = status == CAIRN_ERR_EPOCH_CHANGED || (status == CAIRN_OK && batch_is_surplus(job));
     pthread_mutex_unlock(&job->session->lock);
     return *over_out ? CAIRN_OK : status;
 }
@@ -524,7 +526,8 @@ static cairn_status refuse_number(const struct job *job, uint32_t micro)
                              micro, batch->total, batch->rank, batch->world, own.text);
 }
 
-bool cairn_batch_is_surplus(const struct job *job)
+/* Under the lock: the open round has no micro-batch for this worker. */
+static bool batch_is_surplus(const struct job *job)
 {
     return job->filling.batch.total > 0 && cairn_batch_count(&job->filling.batch) == 0;
 }
@@ -537,7 +540,7 @@ cairn_status cairn_api_batch_place(struct job *job, const struct cairn_round *ro
         return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
     cairn_status status = cairn_api_judge_round(job, round);
-    if (status == CAIRN_OK && cairn_batch_is_surplus(job))
+    if (status == CAIRN_OK && batch_is_surplus(job))
         status = refuse_surplus(job);
     else if (status == CAIRN_OK && !cairn_batch_place(&job->filling.batch, *micro, micro))
         status = refuse_number(job, *micro);
@@ -545,7 +548,9 @@ cairn_status cairn_api_batch_place(struct job *job, const struct cairn_round *ro
     return status;
 }
 
-cairn_status cairn_batch_judge_commit(const struct job *job, bool *is_open)
+/* Under the lock, with global_batch: are all of its micro-batches ended, or all but the last? *is_open: that
+ * one is to be ended. CAIRN_ERR_INVALID. Without it nothing is judged, and *is_open stays. */
+static cairn_status batch_judge_commit(const struct job *job, bool *is_open)
 {
     const struct cairn_batch *batch = &job->filling.batch;
     const uint32_t own = cairn_batch_count(batch), micro = job->filling.micro;

@@ -18,6 +18,9 @@
 #include "client/op.h"
 #include "proto/base/text.h"
 
+static void streams_release(struct session *s);
+static void streams_init(struct session *s);
+
 void cairn_session_say(const struct session *s, const char *what)
 {
     if (s->on_wait == NULL) fprintf(stderr, "cairn: %s\n", what);
@@ -109,7 +112,7 @@ void cairn_session_unref(struct session *s)
     cairn_ops_release(s);
     cairn_memory_release(s);
     cairn_card_imports_close(s->imports);
-    cairn_streams_release(s);
+    streams_release(s);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
     close(s->event_fd);
@@ -189,7 +192,7 @@ static cairn_status init_shared(struct session *s, const struct cairn_opts *opts
     pthread_cond_init(&s->changed, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&s->lock, NULL);
-    cairn_streams_init(s);
+    streams_init(s);
     s->refs = 1;
     s->reach.away_since_ms = cairn_client_now_ms();
     s->name = own_name(opts);
@@ -478,7 +481,7 @@ cairn_status cairn_env_read(struct cairn_env *out)
 
 /* ==== streams ==== */
 
-void cairn_streams_init(struct session *s)
+static void streams_init(struct session *s)
 {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -488,7 +491,7 @@ void cairn_streams_init(struct session *s)
     pthread_mutex_init(&s->streams.lock, NULL);
 }
 
-void cairn_streams_release(struct session *s)
+static void streams_release(struct session *s)
 {
     pthread_mutex_destroy(&s->streams.lock);
     pthread_cond_destroy(&s->streams.changed);

@@ -119,7 +119,6 @@ struct stream_waits {
     pthread_t thread; /* from the first wait on */
 };
 
-void cairn_streams_init(struct session *s);
 /* Makes `stream` wait: work that is queued on it from here on runs only after the operation is
  * over. Caller's thread. */
 cairn_status cairn_streams_await(struct op *op, struct card *card, void *stream) CAIRN_MUST_CHECK;
@@ -130,7 +129,6 @@ void cairn_streams_let_go(struct card_word *words);
 void cairn_streams_close_at(struct session *s, uint64_t close_ms);
 /* It has ended. */
 void cairn_streams_end(struct session *s);
-void cairn_streams_release(struct session *s);
 
 /* ==== session ==== */
 

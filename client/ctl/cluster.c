@@ -11,6 +11,8 @@
 /* The coordinator gives up sooner where nobody answers it, and says who. */
 #define ADOPT_TIMEOUT_MS 600000
 
+static int cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status);
+
 static json_t *without_json(uint32_t without)
 {
     json_t *names = json_array();
@@ -229,7 +231,7 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__ClusterStatus *status = (const Cairn__ClusterStatus *)reply;
     if (ctl->check) {
-        const int found = cairn_ctl_cluster_check(ctl, status);
+        const int found = cluster_check(ctl, status);
         cairn_message_free(reply);
         return found;
     }
@@ -628,7 +630,9 @@ static int end(struct check *check, cairn_status status)
     return status == CAIRN_OK ? found : cairn_status_exit((int)status);
 }
 
-int cairn_ctl_cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status)
+/* Prints what is wrong with the cluster and all its jobs, a line each. The exit status says which
+ * kind is the worst. */
+static int cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status)
 {
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
     struct check check = begin(ctl);

@@ -273,9 +273,6 @@ void cairn_ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *w
 void cairn_ctl_rules_print(const Cairn__JobSpec *spec);
 
 /* ---- job.c: what the shards counted of a job ---- */
-/* A new object; with how the bytes came by, of all and of each worker. */
-json_t *cairn_ctl_job_bytes_json(const Cairn__JobStatus *job);
-void cairn_ctl_job_bytes_print(const Cairn__JobStatus *job);
 
 /* ---- job.c: what it takes of its shards; an entry a shard ---- */
 uint64_t cairn_ctl_job_memory_sum(const Cairn__MemoryTold *memory); /* of all kinds */
@@ -288,17 +285,8 @@ void cairn_ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const 
 void cairn_ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- reshard.c ---- */
-json_t *cairn_ctl_reshard_json(const Cairn__ReshardTold *told); /* a new object */
-/* In full: what is to move from where to where, and what is expected. */
-void cairn_ctl_reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job);
-/* How far they are, a line each. */
-void cairn_ctl_reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told);
 
 /* ---- reshard.c ---- */
-/* Asks until none of them moves, and shows how far they are on stderr; *told_out is how they ended, the
- * caller's to free. -1: go on; else the exit status. */
-int cairn_ctl_reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask,
-                           ProtobufCMessage **told_out);
 
 /* ---- output.c ---- */
 /* Runs it every ctl->every_s seconds until SIGINT or SIGTERM, over what it printed before on a terminal,
@@ -311,9 +299,7 @@ int cairn_ctl_cluster_events(struct ctl *ctl);
 int cairn_ctl_cluster_status(struct ctl *ctl);
 int cairn_ctl_job_check(struct ctl *ctl);
 /* ---- cluster.c ---- */
-/* Prints what is wrong with the cluster and all its jobs, a line each. The exit status says which
- * kind is the worst. */
-int cairn_ctl_cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status);
+
 /* Prints to stderr, if there are any, the parts that shards hold and that are not acted on. */
 void cairn_ctl_say_strangers(struct ctl *ctl);
 int cairn_ctl_cluster_adopt(struct ctl *ctl);
@@ -379,12 +365,6 @@ void cairn_ctl_progress_end(struct ctl_progress *progress);
 /* ==== job groups ==== */
 
 /* Prints the state of a job's reduce groups for `cairn job show`. */
-
-/* Adds the keys reduce_groups, reduce_group_count and reduce_groups_off, for a job whose spec wants
- * groups. */
-void cairn_ctl_groups_json(const Cairn__JobStatus *j, json_t *object);
-/* "reduce groups: 2 (ranks 0-3 by shard s0; ranks 4-7 by shards s1, s2)", one line. */
-void cairn_ctl_groups_print(const Cairn__JobStatus *j);
 
 /* ==== plan spec ==== */
 

@@ -34,6 +34,10 @@ struct diff {
     json_t *spec, *scalars, *only;
 };
 
+static void difference_add_bytes(struct ctl_difference *d, uint64_t first_elem, const uint8_t *a,
+                                 const uint8_t *b, size_t count);
+static void difference_join(struct ctl_difference *d, const struct ctl_difference *more);
+
 static const struct cairn_job_spec_data *spec_a(const struct diff *d)
 {
     return &d->a->manifest.spec;
@@ -77,8 +81,7 @@ static cairn_status on_piece(void *context, unsigned thread, const struct ctl_pi
     if (status != CAIRN_OK) return status;
     struct ctl_difference *found = &d->threads[thread].found[at];
     if (spec_a(d)->tensors[piece->tensor].kind == CAIRN_BLOB)
-        cairn_ctl_difference_add_bytes(found, piece->first_elem, piece->elems, b,
-                                       piece->elem_count);
+        difference_add_bytes(found, piece->first_elem, piece->elems, b, piece->elem_count);
     else
         cairn_ctl_difference_add(found, piece->first_elem, piece->elems, b, piece->elem_count);
     return CAIRN_OK;
@@ -100,7 +103,7 @@ static cairn_status compare(const struct ctl *ctl, struct diff *d, const char *f
     cairn_ctl_progress_end(&progress);
     for (unsigned t = 0; t < CTL_SWEEP_THREADS_MAX; t++)
         for (size_t i = 0; i < count && d->threads[t].found != NULL; i++)
-            cairn_ctl_difference_join(&d->pairs[i].difference, &d->threads[t].found[i]);
+            difference_join(&d->pairs[i].difference, &d->threads[t].found[i]);
     return status;
 }
 
@@ -404,14 +407,16 @@ void cairn_ctl_difference_add(struct ctl_difference *d, uint64_t first_elem, con
     }
 }
 
-void cairn_ctl_difference_add_bytes(struct ctl_difference *d, uint64_t first_elem, const uint8_t *a,
-                                    const uint8_t *b, size_t count)
+/* The same of bytes: only elems and first_elem. */
+static void difference_add_bytes(struct ctl_difference *d, uint64_t first_elem, const uint8_t *a,
+                                 const uint8_t *b, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (a[i] != b[i]) note_first(d, first_elem + i);
 }
 
-void cairn_ctl_difference_join(struct ctl_difference *d, const struct ctl_difference *more)
+/* And all of `more`, of other elements of the same plane. */
+static void difference_join(struct ctl_difference *d, const struct ctl_difference *more)
 {
     if (more->elems > 0 && (d->elems == 0 || more->first_elem < d->first_elem))
         d->first_elem = more->first_elem;

@@ -30,6 +30,11 @@
 
 static volatile sig_atomic_t interrupted_export;
 
+static cairn_status export_plan_make(const struct cairn_manifest *manifest,
+                                     const struct ctl_export_wish *wish,
+                                     struct ctl_export_plan *plan_out);
+static void export_plan_release(struct ctl_export_plan *plan);
+
 static void on_signal_export(int signal)
 {
     (void)signal;
@@ -262,12 +267,12 @@ int cairn_ctl_snapshot_export(struct ctl *ctl)
         return cairn_ctl_fail(status, "%s", why.text);
     }
     wish.buffers = buffers;
-    status = cairn_ctl_export_plan_make(&snapshot.manifest, &wish, &plan);
+    status = export_plan_make(&snapshot.manifest, &wish, &plan);
     if (status == CAIRN_OK) {
         struct exporting x = { .snapshot = &snapshot, .plan = &plan };
         status = export_to(ctl, &x, to, &folder, &why);
         if (status == CAIRN_OK) print_export(ctl, &x, &wish, folder.path, now_s() - begun);
-        cairn_ctl_export_plan_release(&plan);
+        export_plan_release(&plan);
     } else {
         cairn_sentence_set(&why, "%s",
                            status == CAIRN_ERR_NOT_FOUND ? "the job has no tensors of numbers"
@@ -486,9 +491,12 @@ static cairn_status plan_torch(const struct cairn_manifest *manifest,
     return status;
 }
 
-cairn_status cairn_ctl_export_plan_make(const struct cairn_manifest *manifest,
-                                        const struct ctl_export_wish *wish,
-                                        struct ctl_export_plan *plan_out)
+/* Plans the export of the snapshot with this manifest, which must outlive the plan.
+ * CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to export. Release the plan only on
+ * CAIRN_OK. */
+static cairn_status export_plan_make(const struct cairn_manifest *manifest,
+                                     const struct ctl_export_wish *wish,
+                                     struct ctl_export_plan *plan_out)
 {
     struct ctl_export_plan plan = { .files = NULL };
     struct planning p = { .spec = &manifest->spec, .wish = wish, .plan = &plan };
@@ -503,11 +511,11 @@ cairn_status cairn_ctl_export_plan_make(const struct cairn_manifest *manifest,
     if (status == CAIRN_OK)
         *plan_out = plan;
     else
-        cairn_ctl_export_plan_release(&plan);
+        export_plan_release(&plan);
     return status;
 }
 
-void cairn_ctl_export_plan_release(struct ctl_export_plan *plan)
+static void export_plan_release(struct ctl_export_plan *plan)
 {
     for (size_t i = 0; i < plan->file_count; i++) {
         struct cairn_snapshot_file *file = &plan->files[i];

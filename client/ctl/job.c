@@ -9,6 +9,11 @@
 
 #define DIGEST_TIMEOUT_MS 600000
 
+static json_t *job_bytes_json(const Cairn__JobStatus *job);
+static void groups_json(const Cairn__JobStatus *j, json_t *object);
+static void groups_print(const Cairn__JobStatus *j);
+static void job_bytes_print(const Cairn__JobStatus *job);
+
 static json_t *group_json_job(const Cairn__GroupSpec *g)
 {
     struct cairn_group_spec spec;
@@ -128,10 +133,10 @@ static json_t *job_json(const Cairn__JobStatus *j)
     set_known(object, "heaviest_over_mean", j->heaviest_over_mean > 0,
               json_real(j->heaviest_over_mean));
     if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
-    if (j->n_bytes > 0) set_known(object, "bytes", is_told(j), cairn_ctl_job_bytes_json(j));
+    if (j->n_bytes > 0) set_known(object, "bytes", is_told(j), job_bytes_json(j));
     json_object_set_new(object, "leases", leases_json(j));
     json_object_set_new(object, "held_up_by", straggler_json(j->straggler));
-    cairn_ctl_groups_json(j, object);
+    groups_json(j, object);
     return object;
 }
 
@@ -333,7 +338,7 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     if (j->spec != NULL) print_spec(j->spec);
     for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
     print_frozen(j);
-    cairn_ctl_groups_print(j);
+    groups_print(j);
     if (!j->version_unknown) print_loss_scale(j);
     if (!j->version_unknown && j->spec != NULL && j->spec->client_state_max > 0)
         cairn_ctl_line("client state", "%llu bytes, at most %u",
@@ -347,7 +352,7 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     if (!j->version_unknown) cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
     cairn_ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),
                    told_bytes(j, j->fetched_bytes, other));
-    if (is_told(j)) cairn_ctl_job_bytes_print(j);
+    if (is_told(j)) job_bytes_print(j);
     cairn_ctl_line("rounds",
                    "%llu applied, %llu skipped, %llu abandoned since the coordinator started",
                    (unsigned long long)j->steps_applied, (unsigned long long)j->rounds_skipped,
@@ -419,7 +424,8 @@ static json_t *entry_json(const Cairn__BytesTold *b)
         "fetched", b->fetched_a_step);
 }
 
-json_t *cairn_ctl_job_bytes_json(const Cairn__JobStatus *job)
+/* A new object; with how the bytes came by, of all and of each worker. */
+static json_t *job_bytes_json(const Cairn__JobStatus *job)
 {
     json_t *workers = json_array();
     json_t *object = json_object();
@@ -459,7 +465,7 @@ static void print_entry(const char *name, const Cairn__BytesTold *b)
                    cairn_ctl_bytes((uint64_t)b->fetched_a_step));
 }
 
-void cairn_ctl_job_bytes_print(const Cairn__JobStatus *job)
+static void job_bytes_print(const Cairn__JobStatus *job)
 {
     char name[32];
     for (size_t i = 0; i < job->n_bytes; i++) {
@@ -484,7 +490,9 @@ static json_t *group_json_groups(const Cairn__ReduceGroup *group)
     return json_pack("{s:s, s:o}", "relays", group->host, "ranks", ranks);
 }
 
-void cairn_ctl_groups_json(const Cairn__JobStatus *j, json_t *object)
+/* Adds the keys reduce_groups, reduce_group_count and reduce_groups_off, for a job whose spec wants
+ * groups. */
+static void groups_json(const Cairn__JobStatus *j, json_t *object)
 {
     if (!wants_them(j)) return;
     json_t *groups = json_array();
@@ -505,7 +513,8 @@ static void add_group(const Cairn__ReduceGroup *group, struct cairn_sentence *ou
                        group->host);
 }
 
-void cairn_ctl_groups_print(const Cairn__JobStatus *j)
+/* "reduce groups: 2 (ranks 0-3 by shard s0; ranks 4-7 by shards s1, s2)", one line. */
+static void groups_print(const Cairn__JobStatus *j)
 {
     struct cairn_sentence text = { "" };
     if (!wants_them(j)) return;

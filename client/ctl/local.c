@@ -20,6 +20,21 @@
 
 static const int taken_signals[] = { SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 };
 
+static bool local_command_is_there(const char *command);
+static bool local_program_find(const char *name, char path_out[PATH_MAX],
+                               struct cairn_sentence *why);
+static bool local_import_find(struct local *local, struct cairn_sentence *why);
+static bool local_folder_make(struct local *local, struct cairn_sentence *why);
+static bool local_ready_read(const struct local *local, const char *name, char *line_out,
+                             size_t line_bytes);
+static bool local_config_write(const struct local *local, const char *name,
+                               struct cairn_sentence *why);
+static bool local_daemon_start(struct local *local, struct local_daemon *daemon, int program);
+static bool local_library_find(char path_out[PATH_MAX]);
+static bool local_file_write(const char *path, const char *text, struct cairn_sentence *why);
+static int local_command_run(struct local *local, char **argv);
+static void local_folder_remove(struct local *local);
+
 static uint64_t now_ms(void)
 {
     struct timespec t;
@@ -51,14 +66,14 @@ static int prepare(struct local *local)
 {
     const char *command = local->ctl->argc > 0 ? local->ctl->argv[0] : NULL;
     struct cairn_sentence why = { "" };
-    if (command != NULL && !cairn_local_command_is_there(command)) {
+    if (command != NULL && !local_command_is_there(command)) {
         cairn_ctl_fail(CAIRN_ERR_NOT_FOUND, "there is no program %s to run", command);
         return 127; // as a shell says it
     }
-    if (!cairn_local_program_find("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
-        !cairn_local_program_find("cairn-shard", local->programs[LOCAL_SHARD], &why))
+    if (!local_program_find("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
+        !local_program_find("cairn-shard", local->programs[LOCAL_SHARD], &why))
         return fail(&why);
-    if (!cairn_local_import_find(local, &why) || !cairn_local_folder_make(local, &why))
+    if (!local_import_find(local, &why) || !local_folder_make(local, &why))
         return cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
     return -1;
 }
@@ -67,7 +82,7 @@ static int prepare(struct local *local)
 static int await_ready(struct local *local, const char *name, char *line_out, size_t line_bytes)
 {
     const uint64_t deadline_ms = now_ms() + START_MS;
-    while (!cairn_local_ready_read(local, name, line_out, line_bytes)) {
+    while (!local_ready_read(local, name, line_out, line_bytes)) {
         const int number = cairn_local_signal(local, LOCAL_TURN_MS, NULL);
         if (number != 0 && number != SIGCHLD) return 128 + number;
         if (cairn_local_daemons_reap(local) > 0) return 1;
@@ -83,11 +98,9 @@ static int start_one(struct local *local, int index)
 {
     struct local_daemon *daemon = &local->daemons[index];
     struct cairn_sentence why;
-    if (!cairn_local_config_write(local, daemon->name, &why))
+    if (!local_config_write(local, daemon->name, &why))
         return cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
-    return cairn_local_daemon_start(local, daemon, index == 0 ? LOCAL_COORDINATOR : LOCAL_SHARD)
-               ? -1
-               : 1;
+    return local_daemon_start(local, daemon, index == 0 ? LOCAL_COORDINATOR : LOCAL_SHARD) ? -1 : 1;
 }
 
 static int start(struct local *local)
@@ -134,11 +147,10 @@ static int announce(struct local *local)
     struct cairn_sentence why;
     char line[sizeof local->endpoint + 1], library[PATH_MAX];
     const char *file = local->ctl->endpoint_file;
-    if (cairn_local_library_find(library))
-        setenv("CAIRN_LIBRARY", library, 0); // of the Python package
+    if (local_library_find(library)) setenv("CAIRN_LIBRARY", library, 0); // of the Python package
     snprintf(line, sizeof line, "%s\n", local->endpoint);
     if (file == NULL) return -1;
-    local->is_announced = cairn_local_file_write(file, line, &why);
+    local->is_announced = local_file_write(file, line, &why);
     return local->is_announced ? -1 : cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
 }
 
@@ -180,7 +192,7 @@ static int run_command(struct local *local, void *context)
     const int done = announce(local);
     if (done >= 0) return done;
     print_screen(local);
-    return ctl->argc > 0 ? cairn_local_command_run(local, ctl->argv) : await_end(local);
+    return ctl->argc > 0 ? local_command_run(local, ctl->argv) : await_end(local);
 }
 
 /* The cluster of another: nothing is started, stopped or made. */
@@ -212,7 +224,7 @@ int cairn_local_run(struct local *local, int (*body)(struct local *local, void *
     }
     cairn_local_daemons_stop(local);
     if (local->is_announced) unlink(ctl->endpoint_file);
-    cairn_local_folder_remove(local);
+    local_folder_remove(local);
     return done;
 }
 
@@ -249,13 +261,16 @@ static bool find_in_path(const char *name, char path_out[PATH_MAX])
     return false;
 }
 
-bool cairn_local_command_is_there(const char *command)
+/* True if execvp would find the command. */
+static bool local_command_is_there(const char *command)
 {
     char path[PATH_MAX];
     return strchr(command, '/') != NULL ? access(command, X_OK) == 0 : find_in_path(command, path);
 }
 
-bool cairn_local_program_find(const char *name, char path_out[PATH_MAX], struct cairn_sentence *why)
+/* Finds a program beside this one, then in PATH; `why` says where it was looked for. */
+static bool local_program_find(const char *name, char path_out[PATH_MAX],
+                               struct cairn_sentence *why)
 {
     char found[PATH_MAX] = "";
     const ssize_t length = readlink("/proc/self/exe", found, sizeof found - 64);
@@ -268,7 +283,8 @@ bool cairn_local_program_find(const char *name, char path_out[PATH_MAX], struct 
     return false;
 }
 
-bool cairn_local_library_find(char path_out[PATH_MAX])
+/* The libcairn that was built with this program, in ../lib. False: it is where the linker looks. */
+static bool local_library_find(char path_out[PATH_MAX])
 {
     char found[PATH_MAX] = "";
     const ssize_t length = readlink("/proc/self/exe", found, sizeof found - 64);
@@ -324,14 +340,16 @@ static bool place_socket(struct local *local, struct cairn_sentence *why)
     return true;
 }
 
-bool cairn_local_folder_make(struct local *local, struct cairn_sentence *why)
+/* Makes the folder, mode 0700, or takes the one that is to be kept. */
+static bool local_folder_make(struct local *local, struct cairn_sentence *why)
 {
     const bool is_there = local->ctl->keep != NULL ? take_kept(local, why)
                                                    : make_temporary(local, why);
     return is_there && place_socket(local, why);
 }
 
-bool cairn_local_import_find(struct local *local, struct cairn_sentence *why)
+/* Where weights may be read from: --import, else the working folder if a configuration can hold its name. */
+static bool local_import_find(struct local *local, struct cairn_sentence *why)
 {
     const char *given = local->ctl->import;
     if (realpath(given != NULL ? given : ".", local->import) == NULL) {
@@ -356,7 +374,8 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return 0;
 }
 
-void cairn_local_folder_remove(struct local *local)
+/* Removes what was made, unless it is to be kept. */
+static void local_folder_remove(struct local *local)
 {
     if (local->socket_folder[0] != 0) {
         unlink(local->socket); // of a coordinator that was killed
@@ -370,7 +389,8 @@ void cairn_local_folder_remove(struct local *local)
 
 /* ---- files ---- */
 
-bool cairn_local_file_write(const char *path, const char *text, struct cairn_sentence *why)
+/* The whole file or nothing. */
+static bool local_file_write(const char *path, const char *text, struct cairn_sentence *why)
 {
     char part[PATH_MAX + 16];
     snprintf(part, sizeof part, "%s.part", path);
@@ -407,8 +427,9 @@ static long threads(const struct local *local, int shards)
     return cores < 1 ? 1 : cores > 8 ? 8 : cores;
 }
 
-bool cairn_local_config_write(const struct local *local, const char *name,
-                              struct cairn_sentence *why)
+/* Writes FOLDER/NAME.conf; for a shard, the endpoint is known by now. */
+static bool local_config_write(const struct local *local, const char *name,
+                               struct cairn_sentence *why)
 {
     char path[PATH_MAX + 32], text[2 * PATH_MAX + 1024], home[320] = "";
     const int shards = local->daemon_count - 1;
@@ -433,11 +454,12 @@ bool cairn_local_config_write(const struct local *local, const char *name,
     // A bench with --path measures that fabric, so the shards have to use it.
     if (local->endpoint[0] != 0 && local->ctl->path != NULL)
         add(text, sizeof text, "[fabric]\nkind = %s\n", local->ctl->path);
-    return cairn_local_file_write(path, text, why);
+    return local_file_write(path, text, why);
 }
 
-bool cairn_local_ready_read(const struct local *local, const char *name, char *line_out,
-                            size_t line_bytes)
+/* The first line of FOLDER/NAME.ready. False: it is not there yet. */
+static bool local_ready_read(const struct local *local, const char *name, char *line_out,
+                             size_t line_bytes)
 {
     char path[PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/%s.ready", local->folder, name);
@@ -512,7 +534,8 @@ static void become_daemon(const struct local *local, const char *name, const cha
     become(argv);
 }
 
-bool cairn_local_daemon_start(struct local *local, struct local_daemon *daemon, int program)
+/* False, and said: it cannot be started. */
+static bool local_daemon_start(struct local *local, struct local_daemon *daemon, int program)
 {
     char ready[PATH_MAX + 32];
     snprintf(ready, sizeof ready, "%s/%s.ready", local->folder, daemon->name);
@@ -640,7 +663,8 @@ pid_t cairn_local_fork(struct local *local)
     return pid;
 }
 
-int cairn_local_command_run(struct local *local, char **argv)
+/* The exit status of a command run to its end, 128 + its signal; signals are passed on to it. */
+static int local_command_run(struct local *local, char **argv)
 {
     const pid_t pid = cairn_local_fork(local);
     if (pid < 0) return 1;

@@ -55,40 +55,17 @@ int cairn_local_run(struct local *local, int (*body)(struct local *local, void *
 int cairn_local_shard_add(struct local *local);
 
 /* ---- local.c: names and files ---- */
-/* Finds a program beside this one, then in PATH; `why` says where it was looked for. */
-bool cairn_local_program_find(const char *name, char path_out[PATH_MAX],
-                              struct cairn_sentence *why);
-/* The libcairn that was built with this program, in ../lib. False: it is where the linker looks. */
-bool cairn_local_library_find(char path_out[PATH_MAX]);
-/* True if execvp would find the command. */
-bool cairn_local_command_is_there(const char *command);
-/* Makes the folder, mode 0700, or takes the one that is to be kept. */
-bool cairn_local_folder_make(struct local *local, struct cairn_sentence *why);
-/* Where weights may be read from: --import, else the working folder if a configuration can hold its name. */
-bool cairn_local_import_find(struct local *local, struct cairn_sentence *why);
-/* Removes what was made, unless it is to be kept. */
-void cairn_local_folder_remove(struct local *local);
-/* Writes FOLDER/NAME.conf; for a shard, the endpoint is known by now. */
-bool cairn_local_config_write(const struct local *local, const char *name,
-                              struct cairn_sentence *why);
-/* The whole file or nothing. */
-bool cairn_local_file_write(const char *path, const char *text, struct cairn_sentence *why);
-/* The first line of FOLDER/NAME.ready. False: it is not there yet. */
-bool cairn_local_ready_read(const struct local *local, const char *name, char *line_out,
-                            size_t line_bytes);
 
 /* ---- local.c: children ---- */
 /* Waits for a signal of local->signals; 0: none came. timeout_ms -1: for ever. *is_key_out: it came from
  * the terminal, so the command has it, too. */
 int cairn_local_signal(const struct local *local, int timeout_ms, bool *is_key_out);
-/* False, and said: it cannot be started. */
-bool cairn_local_daemon_start(struct local *local, struct local_daemon *daemon, int program);
+
 /* Says of each daemon that ended how it did, with the end of its log. How many there were. */
 int cairn_local_daemons_reap(struct local *local);
 /* SIGTERM to all, SIGKILL to what is left 10 s or a signal later. */
 void cairn_local_daemons_stop(struct local *local);
-/* The exit status of a command run to its end, 128 + its signal; signals are passed on to it. */
-int cairn_local_command_run(struct local *local, char **argv);
+
 /* fork, for a body that has processes of its own: the child has the signals that this program was started
  * with, and dies with it. -1: and said. */
 pid_t cairn_local_fork(struct local *local);

@@ -12,6 +12,9 @@
 
 #define WATCH_EVERY_S 2
 
+static int parse_duration(const char *name, const char *text, uint32_t max_s, uint32_t *out);
+static int take_rule(struct ctl *ctl, int option);
+
 int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
 {
     struct cairn_sentence text;
@@ -107,8 +110,8 @@ static int take(struct ctl *ctl, int option)
     case OPT_WATCH: return parse_watch(ctl);
     case OPT_CHECK: ctl->check = true; return -1;
     case OPT_SNAPSHOT_AGE:
-        return cairn_ctl_parse_duration("snapshot-age", optarg, CAIRN_SPEC_WITHIN_S_MAX,
-                                        &ctl->snapshot_age_s);
+        return parse_duration("snapshot-age", optarg, CAIRN_SPEC_WITHIN_S_MAX,
+                              &ctl->snapshot_age_s);
     case OPT_EVERY: return cairn_ctl_parse_seconds("every", optarg, &ctl->every_s);
     case OPT_ONCE: ctl->once = true; return -1;
     case OPT_JOB: ctl->job = optarg; return -1;
@@ -147,7 +150,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_IMPORT: ctl->import = optarg; return -1;
     case OPT_HELP: ctl->help = true; return -1;
     case OPT_VERSION: printf("cairn %s\n", ctl->build); return 0;
-    default: return cairn_ctl_take_rule(ctl, option);
+    default: return take_rule(ctl, option);
     }
 }
 
@@ -266,8 +269,9 @@ int cairn_ctl_parse_number(const char *name, const char *text, uint32_t max, uin
     return done;
 }
 
+/* As cairn_ctl_parse_count, or 0. */
 /* The same, or 0. */
-int cairn_ctl_parse_count_or_none(const char *name, const char *text, uint64_t max, uint64_t *out)
+static int parse_count_or_none(const char *name, const char *text, uint64_t max, uint64_t *out)
 {
     *out = 0;
     return strcmp(text, "0") == 0 ? -1 : cairn_ctl_parse_count(name, text, max, out);
@@ -283,7 +287,7 @@ int cairn_ctl_parse_real(const char *name, const char *text, double *out)
                           text);
 }
 
-int cairn_ctl_parse_duration(const char *name, const char *text, uint32_t max_s, uint32_t *out)
+static int parse_duration(const char *name, const char *text, uint32_t max_s, uint32_t *out)
 {
     static const struct {
         const char *name;
@@ -322,12 +326,11 @@ static int parse_every(struct ctl *ctl, const char *text)
     rules->every = rules->every_s = 0;
     rules->by_time = unit[0] >= 'a' && unit[0] <= 'z' && strncmp(unit, "step", 4) != 0;
     if (rules->by_time)
-        return cairn_ctl_parse_duration("snapshot-every", text, CAIRN_SPEC_SNAPSHOT_S_MAX,
-                                        &rules->every_s);
+        return parse_duration("snapshot-every", text, CAIRN_SPEC_SNAPSHOT_S_MAX, &rules->every_s);
     const bool named = strcmp(unit, "steps") == 0 || strcmp(unit, "step") == 0;
     snprintf(number, sizeof number, "%.*s", named ? (int)(digits < 23 ? digits : 23) : 23, text);
-    return cairn_ctl_parse_count_or_none("snapshot-every", named ? number : text,
-                                         CAIRN_SPEC_EVERY_MAX, &rules->every);
+    return parse_count_or_none("snapshot-every", named ? number : text, CAIRN_SPEC_EVERY_MAX,
+                               &rules->every);
 }
 
 static int parse_fallback(struct ctl *ctl, const char *text)
@@ -341,7 +344,7 @@ static int parse_fallback(struct ctl *ctl, const char *text)
 
 static int parse_mtbf(struct ctl *ctl, const char *text)
 {
-    const int done = cairn_ctl_parse_duration("mtbf", text, CAIRN_SPEC_WITHIN_S_MAX, &ctl->mtbf_s);
+    const int done = parse_duration("mtbf", text, CAIRN_SPEC_WITHIN_S_MAX, &ctl->mtbf_s);
     if (done >= 0 || ctl->mtbf_s > 0) return done;
     return cairn_ctl_fail(CAIRN_ERR_INVALID, "--mtbf %s: a time longer than 0 is needed", text);
 }
@@ -360,8 +363,8 @@ static int take_keeping(struct ctl *ctl, int option)
                                      &rules->keep_every);
     case OPT_KEEP_WITHIN:
         rules->has_keep_within = true;
-        return cairn_ctl_parse_duration("keep-within", optarg, CAIRN_SPEC_WITHIN_S_MAX,
-                                        &rules->keep_within_s);
+        return parse_duration("keep-within", optarg, CAIRN_SPEC_WITHIN_S_MAX,
+                              &rules->keep_within_s);
     case OPT_MAX_BYTES:
         rules->has_max_bytes = true;
         return cairn_ctl_parse_count("max-bytes", optarg, CAIRN_SPEC_KEEP_BYTES_MAX,
@@ -373,37 +376,37 @@ static int take_keeping(struct ctl *ctl, int option)
     }
 }
 
-int cairn_ctl_take_rule(struct ctl *ctl, int option)
+/* rules.c; the others go to take_bench */
+static int take_rule(struct ctl *ctl, int option)
 {
     struct ctl_rules *rules = &ctl->rules;
     switch (option) {
     case OPT_SNAPSHOT_EVERY: return parse_every(ctl, optarg);
     case OPT_SNAPSHOT_KEEP:
         rules->has_keep_last = true;
-        return cairn_ctl_parse_count_or_none("snapshot-keep", optarg, CAIRN_SPEC_KEEP_MAX,
-                                             &rules->keep_last);
+        return parse_count_or_none("snapshot-keep", optarg, CAIRN_SPEC_KEEP_MAX, &rules->keep_last);
     case OPT_SNAPSHOT_KEEP_EVERY:
         rules->has_keep_every = true;
-        return cairn_ctl_parse_count_or_none("snapshot-keep-every", optarg, CAIRN_SPEC_EVERY_MAX,
-                                             &rules->keep_every);
+        return parse_count_or_none("snapshot-keep-every", optarg, CAIRN_SPEC_EVERY_MAX,
+                                   &rules->keep_every);
     case OPT_SNAPSHOT_KEEP_WITHIN:
         rules->has_keep_within = true;
-        return cairn_ctl_parse_duration("snapshot-keep-within", optarg, CAIRN_SPEC_WITHIN_S_MAX,
-                                        &rules->keep_within_s);
+        return parse_duration("snapshot-keep-within", optarg, CAIRN_SPEC_WITHIN_S_MAX,
+                              &rules->keep_within_s);
     case OPT_SNAPSHOT_MAX_BYTES:
         rules->has_max_bytes = true;
-        return cairn_ctl_parse_count_or_none("snapshot-max-bytes", optarg,
-                                             CAIRN_SPEC_KEEP_BYTES_MAX, &rules->max_bytes);
+        return parse_count_or_none("snapshot-max-bytes", optarg, CAIRN_SPEC_KEEP_BYTES_MAX,
+                                   &rules->max_bytes);
     case OPT_SNAPSHOT_STAGING: rules->staging = optarg; return -1;
     case OPT_SNAPSHOT_DURABLE_WITHIN:
         rules->has_durable_within = true;
-        return cairn_ctl_parse_duration("snapshot-durable-within", optarg, CAIRN_SPEC_DURABLE_S_MAX,
-                                        &rules->durable_within_s);
+        return parse_duration("snapshot-durable-within", optarg, CAIRN_SPEC_DURABLE_S_MAX,
+                              &rules->durable_within_s);
     case OPT_SNAPSHOT_FALLBACK: return parse_fallback(ctl, optarg);
     case OPT_SNAPSHOT_SCRUB_EVERY:
         rules->has_scrub_every = true;
-        return cairn_ctl_parse_duration("snapshot-scrub-every", optarg, CAIRN_SPEC_SNAPSHOT_S_MAX,
-                                        &rules->scrub_every_s);
+        return parse_duration("snapshot-scrub-every", optarg, CAIRN_SPEC_SNAPSHOT_S_MAX,
+                              &rules->scrub_every_s);
     default: return take_keeping(ctl, option);
     }
 }

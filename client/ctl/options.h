@@ -100,18 +100,14 @@ extern const size_t cairn_ctl_option_count;
 
 /* Each takes the options of one matter; optarg is the value. -1: go on; else the exit status. */
 int cairn_ctl_take_bench(struct ctl *ctl, int option);
-int cairn_ctl_take_snapshot(struct ctl *ctl, int option);
-int cairn_ctl_take_rule(struct ctl *ctl, int option); /* rules.c; the others go to take_bench */
 
 /* ---- options.c; the same; some are declared in ctl.h ---- */
 int cairn_ctl_parse_seconds(const char *name, const char *text, double *out);
 int cairn_ctl_parse_milliseconds(const char *name, const char *text, double *out);
 /* 1 to max, with K, M, G or T for thousands of it. */
 int cairn_ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *out);
-/* As cairn_ctl_parse_count, or 0. */
-int cairn_ctl_parse_count_or_none(const char *name, const char *text, uint64_t max, uint64_t *out);
+
 /* "90", seconds, or with s, m, min, h or d; 0 is allowed. */
-int cairn_ctl_parse_duration(const char *name, const char *text, uint32_t max_s, uint32_t *out);
 int cairn_ctl_parse_real(const char *name, const char *text, double *out);
 
 /* ---- reshard.c; the same ---- */

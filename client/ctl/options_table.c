@@ -332,6 +332,8 @@ _Static_assert(sizeof cairn_ctl_options / sizeof *cairn_ctl_options <= CTL_OPTIO
 
 #define DEVICE_LETTERS "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-/"
 
+static int take_snapshot(struct ctl *ctl, int option);
+
 static int parse_wire(struct ctl *ctl, const char *text)
 {
     ctl->bench.wire = text;
@@ -407,7 +409,7 @@ int cairn_ctl_take_bench(struct ctl *ctl, int option)
     case OPT_CHUNK: return cairn_ctl_parse_count("chunk", optarg, 4 << 20, &ctl->bench.chunk);
     case OPT_DIR: ctl->bench.folder = optarg; return -1;
     case OPT_ONLY: ctl->bench.only = optarg; return -1;
-    default: return cairn_ctl_take_snapshot(ctl, option);
+    default: return take_snapshot(ctl, option);
     }
 }
 
@@ -507,7 +509,7 @@ static int parse_max_file(struct ctl *ctl, char *text)
     return cairn_ctl_parse_count("max-file", text, UINT64_C(1) << 60, &ctl->export.file_bytes_max);
 }
 
-int cairn_ctl_take_snapshot(struct ctl *ctl, int option)
+static int take_snapshot(struct ctl *ctl, int option)
 {
     switch (option) {
     case OPT_FORMAT: return parse_format(optarg, &ctl->export.format);

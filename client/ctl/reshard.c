@@ -17,6 +17,11 @@ struct question {
     char *add[CTL_NAMES_MAX], *drain[CTL_NAMES_MAX];
 };
 
+static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job);
+static json_t *reshard_json(const Cairn__ReshardTold *told);
+static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told);
+static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out);
+
 static void copy_names(const struct ctl_names *names, char **out)
 {
     for (size_t i = 0; i < names->count; i++) out[i] = (char *)(uintptr_t)names->names[i];
@@ -77,7 +82,7 @@ static void print_plans(const struct ctl *ctl, const Cairn__ReshardTold *told)
     for (size_t i = 0; i < told->n_jobs; i++) {
         if (is_refused(told->jobs[i])) continue;
         if (printed++ > 0) printf("\n");
-        cairn_ctl_reshard_print(ctl, told->jobs[i]);
+        reshard_print(ctl, told->jobs[i]);
     }
 }
 
@@ -107,7 +112,7 @@ static int tell(struct ctl *ctl, uint32_t op,
     if (done >= 0) return done;
     const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
     if (ctl->json)
-        cairn_ctl_print_json(cairn_ctl_reshard_json(told));
+        cairn_ctl_print_json(reshard_json(told));
     else
         print(ctl, told);
     done = judge == NULL ? 0 : judge(told);
@@ -143,7 +148,7 @@ int cairn_ctl_reshard_plan(struct ctl *ctl)
 
 int cairn_ctl_reshard_status(struct ctl *ctl)
 {
-    return tell(ctl, CAIRN_RESHARD_STATUS, cairn_ctl_reshard_list, NULL);
+    return tell(ctl, CAIRN_RESHARD_STATUS, reshard_list, NULL);
 }
 
 int cairn_ctl_reshard_cancel(struct ctl *ctl)
@@ -201,14 +206,14 @@ int cairn_ctl_reshard_apply(struct ctl *ctl)
         "cancel %s` ends it after the slice that moves\n",
         q.ask.all ? "" : " ", q.ask.all ? "" : which, which);
     q.ask.op = CAIRN_RESHARD_STATUS;
-    done = cairn_ctl_reshard_wait(ctl, &q.ask, &ended);
+    done = reshard_wait(ctl, &q.ask, &ended);
     if (done < 0) {
         Cairn__ReshardTold *told = (Cairn__ReshardTold *)ended;
         keep_refused((Cairn__ReshardTold *)begun, told);
         if (ctl->json)
-            cairn_ctl_print_json(cairn_ctl_reshard_json(told));
+            cairn_ctl_print_json(reshard_json(told));
         else if (!ctl->quiet)
-            cairn_ctl_reshard_list(ctl, told);
+            reshard_list(ctl, told);
         done = say_ends(told);
         cairn_message_free(ended);
     }
@@ -290,7 +295,8 @@ static json_t *job_json(const Cairn__ReshardJob *job)
         (json_int_t)job->pieces_fresh, "afresh", (int)job->afresh);
 }
 
-json_t *cairn_ctl_reshard_json(const Cairn__ReshardTold *told)
+/* a new object */
+static json_t *reshard_json(const Cairn__ReshardTold *told)
 {
     json_t *jobs = json_array();
     for (size_t i = 0; i < told->n_jobs; i++) json_array_append_new(jobs, job_json(told->jobs[i]));
@@ -324,7 +330,8 @@ static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
     cairn_ctl_table_close(table, ctl);
 }
 
-void cairn_ctl_reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
+/* In full: what is to move from where to where, and what is expected. */
+static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
 {
     cairn_ctl_line("job", "%s", job->name);
     cairn_ctl_line("state", "%s%s%s", job->state, job->text[0] != '\0' ? ": " : "", job->text);
@@ -350,7 +357,8 @@ void cairn_ctl_reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job
     print_pairs(ctl, job);
 }
 
-void cairn_ctl_reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
+/* How far they are, a line each. */
+static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
 {
     static const char *const headers[] = { "JOB", "STATE", "SLICE",        "MOVED",
                                            "OF",  "FOR",   "LONGEST STEP", "" };
@@ -450,8 +458,9 @@ static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMes
     }
 }
 
-int cairn_ctl_reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask,
-                           ProtobufCMessage **told_out)
+/* Asks until none of them moves, and shows how far they are on stderr; *told_out is how they ended, the
+ * caller's to free. -1: go on; else the exit status. */
+static int reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
 {
     struct progress progress = { .is_terminal = isatty(STDERR_FILENO) == 1 };
     for (;;) {

@@ -15,6 +15,9 @@
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/snapshot_io/snapshot_io.h"
 
+static int key_read(const char *given, struct cairn_public_key *out);
+static int key_ring(struct ctl *ctl, struct cairn_key_ring *out);
+
 static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
                          Cairn__SnapshotStatus **reply_out)
 {
@@ -238,9 +241,9 @@ static int find_ring(struct ctl *ctl, bool *found_out, struct cairn_key_ring *ri
     *found_out = ctl->key != NULL || ctl->path == NULL;
     if (ctl->key != NULL) {
         ring->count = 1;
-        return cairn_ctl_key_read(ctl->key, &ring->keys[0]);
+        return key_read(ctl->key, &ring->keys[0]);
     }
-    return *found_out ? cairn_ctl_key_ring(ctl, ring) : -1;
+    return *found_out ? key_ring(ctl, ring) : -1;
 }
 
 static void judge_signature(struct verification *v, const struct cairn_manifest *manifest,
@@ -467,7 +470,8 @@ static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
     return fits;
 }
 
-int cairn_ctl_key_read(const char *given, struct cairn_public_key *out)
+/* A key, or the file that has it. */
+static int key_read(const char *given, struct cairn_public_key *out)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
     struct cairn_sentence why = { "it is too long for one" };
@@ -479,7 +483,8 @@ int cairn_ctl_key_read(const char *given, struct cairn_public_key *out)
                           why.text);
 }
 
-int cairn_ctl_key_ring(struct ctl *ctl, struct cairn_key_ring *out)
+/* The keys that the coordinator trusts. */
+static int key_ring(struct ctl *ctl, struct cairn_key_ring *out)
 {
     ProtobufCMessage *reply;
     const cairn_status called = ask(ctl, &reply);
@@ -511,7 +516,7 @@ int cairn_ctl_key_trust(struct ctl *ctl)
 {
     char line[CAIRN_KEY_LINE_BYTES];
     struct cairn_public_key key;
-    const int done = cairn_ctl_key_read(ctl->argv[0], &key);
+    const int done = key_read(ctl->argv[0], &key);
     if (done >= 0) return done;
     cairn_public_key_line(&key, line);
     return change(ctl, line, false);

@@ -9,6 +9,8 @@
 #include "client/ctl/ctl.h"
 #include "proto/spec/spec.h"
 
+static int place_fail(const char *folder, cairn_status status, const struct cairn_sentence *why);
+
 /* Static memory, valid until the second call after it. */
 static const char *time_text(uint64_t unix_ms)
 {
@@ -495,7 +497,7 @@ static int show_stats(struct ctl *ctl, const char *folder, const Cairn__Snapshot
     if (status == CAIRN_OK)
         say(ctl, folder, told, &snapshot.manifest, &show);
     else
-        done = cairn_ctl_place_fail(folder, status, &why);
+        done = place_fail(folder, status, &why);
     for (size_t i = 0; i < CTL_SWEEP_THREADS_MAX; i++) free(show.stats[i]);
     cairn_snapshot_close(&snapshot);
     return done >= 0 ? done : 0;
@@ -508,7 +510,7 @@ static int show_tensors(struct ctl *ctl, const char *folder, const Cairn__Snapsh
     struct cairn_sentence why = { "" };
     struct show show = { .spec = NULL };
     const cairn_status status = cairn_manifest_load(folder, &manifest, &why);
-    if (status != CAIRN_OK && told == NULL) return cairn_ctl_place_fail(folder, status, &why);
+    if (status != CAIRN_OK && told == NULL) return place_fail(folder, status, &why);
     if (status == CAIRN_OK)
         show.spec = &manifest.spec;
     else
@@ -584,7 +586,8 @@ int cairn_ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX])
     return cairn_ctl_usage_fail(ctl, "cairn %s needs JOB ID, or --path FOLDER", ctl->words);
 }
 
-int cairn_ctl_place_fail(const char *folder, cairn_status status, const struct cairn_sentence *why)
+/* Says what was wrong with the folder, and returns the exit status. */
+static int place_fail(const char *folder, cairn_status status, const struct cairn_sentence *why)
 {
     if (status == CAIRN_ERR_NOT_FOUND)
         return cairn_ctl_fail(status,
@@ -599,7 +602,7 @@ int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out
 {
     struct cairn_sentence why = { "" };
     const cairn_status status = cairn_snapshot_open(folder, snapshot_out, &why);
-    return status == CAIRN_OK ? -1 : cairn_ctl_place_fail(folder, status, &why);
+    return status == CAIRN_OK ? -1 : place_fail(folder, status, &why);
 }
 
 /* ==== advise ==== */

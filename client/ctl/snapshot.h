@@ -133,26 +133,7 @@ struct ctl_torch_file {
 
 /* ---- torch.c: text, and the few opcodes that it takes ---- */
 
-void cairn_ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes); /* NULL: zeros */
-void cairn_ctl_put_number(struct ctl_torch_file *t, uint64_t value, size_t bytes);
-void cairn_ctl_put_text(struct ctl_torch_file *t, const char *text);
-void cairn_ctl_say(struct ctl_torch_file *t, const char *text);
-void cairn_ctl_say_number(struct ctl_torch_file *t, uint64_t value);
-void cairn_ctl_say_real(struct ctl_torch_file *t, double value);
-void cairn_ctl_say_flag(struct ctl_torch_file *t, bool value);
-/* A tensor of a storage: all of it, or a box. `first_of_archive`: the store that is data/0. */
-void cairn_ctl_say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
-                          const struct cairn_shape *shape, const struct cairn_box *box);
-size_t cairn_ctl_torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store store);
-/* Text from there on, the caller's from now on, and no more the file's. NULL if there was no memory. */
-uint8_t *cairn_ctl_torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out);
-
 /* ---- torch.c ---- */
-
-/* An archive behind what the file has: the pickle, which was taken and is freed, and these stores. */
-void cairn_ctl_torch_pack(struct ctl_torch_file *t, struct cairn_snapshot_file *file,
-                          const char *folder, uint8_t *pickle, size_t pickle_bytes,
-                          size_t first_store, size_t store_count);
 
 /* ---- torch.c: parameters and groups as torch's optimizer has them ---- */
 
@@ -162,13 +143,6 @@ struct ctl_torch_order {
     size_t *tensors; /* owned: as their maker listed them, those of no place behind, by name */
     size_t *groups;  /* owned: group by group, as torch has them */
 };
-bool cairn_ctl_torch_order(const struct cairn_manifest *manifest, struct ctl_torch_order *out);
-void cairn_ctl_torch_order_release(struct ctl_torch_order *o);
-bool cairn_ctl_torch_is_whole(const struct cairn_tensor_spec *t);
-/* Calls `each` for every parameter of the group, from number `next` on; the number behind them. */
-size_t cairn_ctl_torch_walk(const struct ctl_torch_order *o, size_t group, size_t next,
-                            void (*each)(void *context, size_t tensor, size_t number),
-                            void *context);
 
 enum ctl_torch_option_kind { CTL_OPTION_REAL, CTL_OPTION_PAIR, CTL_OPTION_FLAG, CTL_OPTION_NONE };
 struct ctl_torch_option {
@@ -177,11 +151,6 @@ struct ctl_torch_option {
     double value, second;
 };
 #define CTL_TORCH_OPTIONS_MAX 16
-/* Gives the options of a group at the snapshot's step, and returns how many there are.
- * `always_initial`: initial_lr even without a schedule. */
-size_t cairn_ctl_torch_options(const struct ctl_torch_order *o, size_t group, bool always_initial,
-                               struct ctl_torch_option out[CTL_TORCH_OPTIONS_MAX]);
-void cairn_ctl_say_option(struct ctl_torch_file *t, const struct ctl_torch_option *option);
 
 /* ==== place ==== */
 
@@ -199,8 +168,7 @@ int cairn_ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
 /* Finds the folder that the command line names, by its two arguments or by --path. Anything else is
  * a usage error. */
 int cairn_ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX]);
-/* Says what was wrong with the folder, and returns the exit status. */
-int cairn_ctl_place_fail(const char *folder, cairn_status status, const struct cairn_sentence *why);
+
 /* Opens the snapshot (headers only); the caller closes it. If the folder cannot be seen from this
  * host, the sentence says so. */
 int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out);
@@ -208,10 +176,6 @@ int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out
 /* ---- restore.c: whose signatures are judged ---- */
 struct cairn_public_key;
 struct cairn_key_ring;
-/* A key, or the file that has it. */
-int cairn_ctl_key_read(const char *given, struct cairn_public_key *out);
-/* The keys that the coordinator trusts. */
-int cairn_ctl_key_ring(struct ctl *ctl, struct cairn_key_ring *out);
 
 /* ==== round ==== */
 
@@ -267,12 +231,7 @@ struct ctl_difference {
 };
 void cairn_ctl_difference_add(struct ctl_difference *difference, uint64_t first_elem,
                               const float *a, const float *b, size_t count);
-/* The same of bytes: only elems and first_elem. */
-void cairn_ctl_difference_add_bytes(struct ctl_difference *difference, uint64_t first_elem,
-                                    const uint8_t *a, const uint8_t *b, size_t count);
-/* And all of `more`, of other elements of the same plane. */
-void cairn_ctl_difference_join(struct ctl_difference *difference,
-                               const struct ctl_difference *more);
+
 /* |b - a| / |a| in the L2 norm; infinite if a is 0 and b is not, 0 if they are the same. */
 double cairn_ctl_difference_relative(const struct ctl_difference *difference);
 
@@ -364,14 +323,6 @@ struct ctl_export_plan {
     size_t tensors;               /* of the model; and what is left out: */
     size_t blobs, aliases;
 };
-
-/* Plans the export of the snapshot with this manifest, which must outlive the plan.
- * CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to export. Release the plan only on
- * CAIRN_OK. */
-cairn_status cairn_ctl_export_plan_make(const struct cairn_manifest *manifest,
-                                        const struct ctl_export_wish *wish,
-                                        struct ctl_export_plan *plan_out) CAIRN_MUST_CHECK;
-void cairn_ctl_export_plan_release(struct ctl_export_plan *plan);
 
 /* ==== made folder ==== */
 

@@ -17,6 +17,29 @@ struct planning_file {
     size_t *stored; /* owned: which storage has the parameter of a tensor */
 };
 
+static size_t torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store store);
+static void put_text(struct ctl_torch_file *t, const char *text);
+static void ctl_say(struct ctl_torch_file *t, const char *text);
+static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
+                       const struct cairn_shape *shape, const struct cairn_box *box);
+static void say_number(struct ctl_torch_file *t, uint64_t value);
+static size_t torch_options(const struct ctl_torch_order *o, size_t group, bool always_initial,
+                            struct ctl_torch_option out[CTL_TORCH_OPTIONS_MAX]);
+static void say_option(struct ctl_torch_file *t, const struct ctl_torch_option *option);
+static size_t torch_walk(const struct ctl_torch_order *o, size_t group, size_t next,
+                         void (*each)(void *context, size_t tensor, size_t number), void *context);
+static void ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes);
+static bool torch_order(const struct cairn_manifest *manifest, struct ctl_torch_order *out);
+static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out);
+static void torch_pack(struct ctl_torch_file *t, struct cairn_snapshot_file *file,
+                       const char *folder, uint8_t *pickle, size_t pickle_bytes, size_t first_store,
+                       size_t store_count);
+static void torch_order_release(struct ctl_torch_order *o);
+static void put_number(struct ctl_torch_file *t, uint64_t value, size_t bytes);
+static bool torch_is_whole(const struct cairn_tensor_spec *t);
+static void say_flag(struct ctl_torch_file *t, bool value);
+static void say_real(struct ctl_torch_file *t, double value);
+
 static uint64_t bytes_of(const struct cairn_shape *shape, uint32_t each)
 {
     uint64_t bytes = each;
@@ -28,9 +51,8 @@ static size_t add_plane(struct planning_file *p, size_t tensor, uint32_t plane, 
                         const struct cairn_shape *shape)
 {
     const struct ctl_number_type *type = cairn_ctl_number_type(dtype);
-    return cairn_ctl_torch_add_store(
-        p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, type,
-                                         bytes_of(shape, type->bytes) });
+    return torch_add_store(p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, type,
+                                                            bytes_of(shape, type->bytes) });
 }
 
 /* The shape of a tensor of the model, or of a buffer that is kept as its bytes; NULL: it is
@@ -47,15 +69,15 @@ static size_t add_of_model(struct planning_file *p, size_t tensor)
     const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
     if (t->kind != CAIRN_BLOB)
         return add_plane(p, tensor, CAIRN_PLANE_PARAM, p->wish->dtype, &t->shape);
-    return cairn_ctl_torch_add_store(
-        p->t, (struct ctl_torch_store) { (uint32_t)tensor, CAIRN_PLANE_PARAM, CAIRN_U8,
-                                         p->wish->buffers[tensor].type, t->shape.dim[0] });
+    return torch_add_store(p->t, (struct ctl_torch_store) { (uint32_t)tensor, CAIRN_PLANE_PARAM,
+                                                            CAIRN_U8, p->wish->buffers[tensor].type,
+                                                            t->shape.dim[0] });
 }
 
 static void say_model(struct planning_file *p)
 {
     const struct cairn_job_spec_data *spec = p->spec;
-    cairn_ctl_put_text(p->t, "}(");
+    put_text(p->t, "}(");
     for (size_t i = 0; i < spec->tensor_count; i++)
         if (spec->tensors[i].alias_of == NULL && model_shape(p, i) != NULL)
             p->stored[i] = add_of_model(p, i);
@@ -65,10 +87,10 @@ static void say_model(struct planning_file *p)
         const size_t target = t->alias_of != NULL ? cairn_spec_target(spec, tensor) : tensor;
         const struct cairn_shape *shape = model_shape(p, target);
         if (shape == NULL) continue;
-        cairn_ctl_say(p->t, t->name);
-        cairn_ctl_say_tensor(p->t, p->stored[target], 0, shape, t->alias_box);
+        ctl_say(p->t, t->name);
+        say_tensor(p->t, p->stored[target], 0, shape, t->alias_box);
     }
-    cairn_ctl_put_text(p->t, "u");
+    put_text(p->t, "u");
 }
 
 static void say_plane(struct planning_file *p, size_t tensor, uint32_t plane, const char *name)
@@ -77,9 +99,9 @@ static void say_plane(struct planning_file *p, size_t tensor, uint32_t plane, co
     const struct cairn_shape *shape = plane == p->wish->step_plane
                                           ? &scalar
                                           : &p->spec->tensors[tensor].shape;
-    cairn_ctl_say(p->t, name);
+    ctl_say(p->t, name);
     const size_t store = add_plane(p, tensor, plane, CAIRN_F32, shape);
-    if (!p->t->failed) cairn_ctl_say_tensor(p->t, store, 0, shape, NULL);
+    if (!p->t->failed) say_tensor(p->t, store, 0, shape, NULL);
 }
 
 static void say_state(void *context, size_t tensor, size_t number)
@@ -88,8 +110,8 @@ static void say_state(void *context, size_t tensor, size_t number)
     const uint32_t planes = cairn_spec_planes(p->spec, tensor);
     const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
     if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return; // none, as torch's SGD has it
-    cairn_ctl_say_number(p->t, number);
-    cairn_ctl_put_text(p->t, "}(");
+    say_number(p->t, number);
+    put_text(p->t, "}(");
     if (has_square) {
         say_plane(p, tensor, p->wish->step_plane, "step");
         say_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "exp_avg");
@@ -97,74 +119,74 @@ static void say_state(void *context, size_t tensor, size_t number)
     } else {
         say_plane(p, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
     }
-    cairn_ctl_put_text(p->t, "u");
+    put_text(p->t, "u");
 }
 
 static void say_its_number(void *context, size_t tensor, size_t number)
 {
     const struct planning_file *p = context;
     (void)tensor;
-    cairn_ctl_say_number(p->t, number);
+    say_number(p->t, number);
 }
 
 static void say_its_name_file(void *context, size_t tensor, size_t number)
 {
     const struct planning_file *p = context;
     (void)number;
-    cairn_ctl_say(p->t, p->spec->tensors[tensor].name);
+    ctl_say(p->t, p->spec->tensors[tensor].name);
 }
 
 static void say_options(struct planning_file *p, size_t group)
 {
     struct ctl_torch_option options[CTL_TORCH_OPTIONS_MAX];
-    const size_t count = cairn_ctl_torch_options(&p->order, group, false, options);
+    const size_t count = torch_options(&p->order, group, false, options);
     for (size_t i = 0; i < count; i++) {
-        cairn_ctl_say(p->t, options[i].name);
-        cairn_ctl_say_option(p->t, &options[i]);
+        ctl_say(p->t, options[i].name);
+        say_option(p->t, &options[i]);
     }
 }
 
 static void say_groups(struct planning_file *p)
 {
     size_t next = 0;
-    cairn_ctl_put_text(p->t, "](");
+    put_text(p->t, "](");
     for (size_t i = 0; i < p->spec->group_count && !p->t->failed; i++) {
         const size_t group = p->order.groups[i];
-        cairn_ctl_put_text(p->t, "}(");
+        put_text(p->t, "}(");
         say_options(p, group);
-        cairn_ctl_say(p->t, "params");
-        cairn_ctl_put_text(p->t, "](");
-        const size_t end = cairn_ctl_torch_walk(&p->order, group, next, say_its_number, p);
-        cairn_ctl_put_text(p->t, "e");
-        cairn_ctl_say(p->t, "param_names");
-        cairn_ctl_put_text(p->t, "](");
-        cairn_ctl_torch_walk(&p->order, group, next, say_its_name_file, p);
-        cairn_ctl_put_text(p->t, "eu");
+        ctl_say(p->t, "params");
+        put_text(p->t, "](");
+        const size_t end = torch_walk(&p->order, group, next, say_its_number, p);
+        put_text(p->t, "e");
+        ctl_say(p->t, "param_names");
+        put_text(p->t, "](");
+        torch_walk(&p->order, group, next, say_its_name_file, p);
+        put_text(p->t, "eu");
         next = end;
     }
-    cairn_ctl_put_text(p->t, "e");
+    put_text(p->t, "e");
 }
 
 static void say_all(struct planning_file *p)
 {
     struct ctl_torch_file *t = p->t;
     size_t next = 0;
-    cairn_ctl_put(t, "\x80\x02}(", 4);
-    cairn_ctl_say(t, "model");
+    ctl_put(t, "\x80\x02}(", 4);
+    ctl_say(t, "model");
     say_model(p);
-    cairn_ctl_say(t, "optimizer");
-    cairn_ctl_put_text(t, "}(");
-    cairn_ctl_say(t, "state");
-    cairn_ctl_put_text(t, "}(");
+    ctl_say(t, "optimizer");
+    put_text(t, "}(");
+    ctl_say(t, "state");
+    put_text(t, "}(");
     for (size_t i = 0; i < p->spec->group_count && !t->failed; i++)
-        next = cairn_ctl_torch_walk(&p->order, p->order.groups[i], next, say_state, p);
-    cairn_ctl_put_text(t, "u");
-    cairn_ctl_say(t, "param_groups");
+        next = torch_walk(&p->order, p->order.groups[i], next, say_state, p);
+    put_text(t, "u");
+    ctl_say(t, "param_groups");
     say_groups(p);
-    cairn_ctl_put_text(t, "u");
-    cairn_ctl_say(t, "step");
-    cairn_ctl_say_number(t, p->order.manifest->step);
-    cairn_ctl_put_text(t, "u.");
+    put_text(t, "u");
+    ctl_say(t, "step");
+    say_number(t, p->order.manifest->step);
+    put_text(t, "u.");
 }
 
 cairn_status cairn_ctl_torch_plan(const struct cairn_manifest *manifest,
@@ -177,18 +199,18 @@ cairn_status cairn_ctl_torch_plan(const struct cairn_manifest *manifest,
                                .wish = wish,
                                .spec = spec,
                                .stored = calloc(spec->tensor_count + 1, sizeof *p.stored) };
-    const bool is_sorted = cairn_ctl_torch_order(manifest, &p.order);
+    const bool is_sorted = torch_order(manifest, &p.order);
     cairn_status status = t != NULL && p.stored != NULL && is_sorted ? CAIRN_OK
                                                                      : CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) {
         size_t bytes;
         say_all(&p);
-        uint8_t *pickle = cairn_ctl_torch_take_text(t, 0, &bytes);
-        cairn_ctl_torch_pack(t, file, "checkpoint", pickle, bytes, 0, t->store_count);
+        uint8_t *pickle = torch_take_text(t, 0, &bytes);
+        torch_pack(t, file, "checkpoint", pickle, bytes, 0, t->store_count);
         if (t->failed) status = CAIRN_ERR_NO_MEMORY;
         if (status == CAIRN_OK && t->store_count == 0) status = CAIRN_ERR_NOT_FOUND;
     }
-    cairn_ctl_torch_order_release(&p.order);
+    torch_order_release(&p.order);
     free(p.stored);
     if (status == CAIRN_OK)
         *out = t;
@@ -268,11 +290,11 @@ static uint64_t position(const struct packing *k)
 /* Puts the fields that all headers of a member have alike, from the version to the CRC. */
 static void put_head(struct ctl_torch_file *t)
 {
-    cairn_ctl_put_number(t, 45, 2);                 // zip64
-    cairn_ctl_put_number(t, 1u << 3 | 1u << 11, 2); // the sum stands behind; names are UTF-8
-    cairn_ctl_put_number(t, 0, 2);                  // stored
-    cairn_ctl_put_number(t, 0, 2);                  // time
-    cairn_ctl_put_number(t, 0x21, 2); // of 1980-01-01: the same snapshot, the same bytes
+    put_number(t, 45, 2);                 // zip64
+    put_number(t, 1u << 3 | 1u << 11, 2); // the sum stands behind; names are UTF-8
+    put_number(t, 0, 2);                  // stored
+    put_number(t, 0, 2);                  // time
+    put_number(t, 0x21, 2);               // of 1980-01-01: the same snapshot, the same bytes
 }
 
 static void put_local(struct packing *k, struct ctl_torch_member *m)
@@ -282,76 +304,76 @@ static void put_local(struct packing *k, struct ctl_torch_member *m)
     m->header_at = position(k);
     const uint64_t bare = k->base + m->header_at + 30 + name + 20 + 4;
     const size_t pad = (size_t)(-bare & (ALIGN - 1));
-    cairn_ctl_put_text(t, "PK\3\4");
+    put_text(t, "PK\3\4");
     put_head(t);
-    cairn_ctl_put_number(t, 0, 4);
-    cairn_ctl_put_number(t, UINT32_MAX, 4);
-    cairn_ctl_put_number(t, UINT32_MAX, 4);
-    cairn_ctl_put_number(t, name, 2);
-    cairn_ctl_put_number(t, 20 + 4 + pad, 2);
-    cairn_ctl_put_text(t, m->name);
-    cairn_ctl_put_number(t, 1, 2); // sizes of zip64
-    cairn_ctl_put_number(t, 16, 2);
-    cairn_ctl_put_number(t, m->bytes, 8);
-    cairn_ctl_put_number(t, m->bytes, 8);
-    cairn_ctl_put_text(t, "FB"); // torch's, for what is aligned
-    cairn_ctl_put_number(t, pad, 2);
-    cairn_ctl_put(t, NULL, pad);
+    put_number(t, 0, 4);
+    put_number(t, UINT32_MAX, 4);
+    put_number(t, UINT32_MAX, 4);
+    put_number(t, name, 2);
+    put_number(t, 20 + 4 + pad, 2);
+    put_text(t, m->name);
+    put_number(t, 1, 2); // sizes of zip64
+    put_number(t, 16, 2);
+    put_number(t, m->bytes, 8);
+    put_number(t, m->bytes, 8);
+    put_text(t, "FB"); // torch's, for what is aligned
+    put_number(t, pad, 2);
+    ctl_put(t, NULL, pad);
 }
 
 static void put_descriptor(struct packing *k, struct ctl_torch_member *m)
 {
-    cairn_ctl_put_text(k->t, "PK\7\b");
+    put_text(k->t, "PK\7\b");
     m->sum_at[0] = k->t->text_bytes;
-    cairn_ctl_put_number(k->t, 0, 4);
-    cairn_ctl_put_number(k->t, m->bytes, 8);
-    cairn_ctl_put_number(k->t, m->bytes, 8);
+    put_number(k->t, 0, 4);
+    put_number(k->t, m->bytes, 8);
+    put_number(k->t, m->bytes, 8);
 }
 
 static void put_central(struct packing *k, struct ctl_torch_member *m)
 {
     struct ctl_torch_file *t = k->t;
-    cairn_ctl_put_text(t, "PK\1\2");
-    cairn_ctl_put_number(t, 45, 2);
+    put_text(t, "PK\1\2");
+    put_number(t, 45, 2);
     put_head(t);
     m->sum_at[1] = t->text_bytes;
-    cairn_ctl_put_number(t, 0, 4);
-    cairn_ctl_put_number(t, UINT32_MAX, 4);
-    cairn_ctl_put_number(t, UINT32_MAX, 4);
-    cairn_ctl_put_number(t, strlen(m->name), 2);
-    cairn_ctl_put_number(t, 28, 2);
-    cairn_ctl_put(t, NULL, 2 + 2 + 2 + 4);
-    cairn_ctl_put_number(t, UINT32_MAX, 4);
-    cairn_ctl_put_text(t, m->name);
-    cairn_ctl_put_number(t, 1, 2);
-    cairn_ctl_put_number(t, 24, 2);
-    cairn_ctl_put_number(t, m->bytes, 8);
-    cairn_ctl_put_number(t, m->bytes, 8);
-    cairn_ctl_put_number(t, m->header_at, 8);
+    put_number(t, 0, 4);
+    put_number(t, UINT32_MAX, 4);
+    put_number(t, UINT32_MAX, 4);
+    put_number(t, strlen(m->name), 2);
+    put_number(t, 28, 2);
+    ctl_put(t, NULL, 2 + 2 + 2 + 4);
+    put_number(t, UINT32_MAX, 4);
+    put_text(t, m->name);
+    put_number(t, 1, 2);
+    put_number(t, 24, 2);
+    put_number(t, m->bytes, 8);
+    put_number(t, m->bytes, 8);
+    put_number(t, m->header_at, 8);
 }
 
 static void put_end(struct packing *k, uint64_t central_at, size_t members)
 {
     struct ctl_torch_file *t = k->t;
     const uint64_t end_at = position(k);
-    cairn_ctl_put_text(t, "PK\6\6");
-    cairn_ctl_put_number(t, 44, 8);
-    cairn_ctl_put_number(t, 45, 2);
-    cairn_ctl_put_number(t, 45, 2);
-    cairn_ctl_put(t, NULL, 8);
-    cairn_ctl_put_number(t, members, 8);
-    cairn_ctl_put_number(t, members, 8);
-    cairn_ctl_put_number(t, end_at - central_at, 8);
-    cairn_ctl_put_number(t, central_at, 8);
-    cairn_ctl_put_text(t, "PK\6\7");
-    cairn_ctl_put_number(t, 0, 4);
-    cairn_ctl_put_number(t, end_at, 8);
-    cairn_ctl_put_number(t, 1, 4);
-    cairn_ctl_put_text(t, "PK\5\6");
-    cairn_ctl_put(t, NULL, 4);
-    cairn_ctl_put_number(t, UINT64_MAX, 4); // both counts, the size and the place: those of zip64
-    cairn_ctl_put_number(t, UINT64_MAX, 8);
-    cairn_ctl_put_number(t, 0, 2);
+    put_text(t, "PK\6\6");
+    put_number(t, 44, 8);
+    put_number(t, 45, 2);
+    put_number(t, 45, 2);
+    ctl_put(t, NULL, 8);
+    put_number(t, members, 8);
+    put_number(t, members, 8);
+    put_number(t, end_at - central_at, 8);
+    put_number(t, central_at, 8);
+    put_text(t, "PK\6\7");
+    put_number(t, 0, 4);
+    put_number(t, end_at, 8);
+    put_number(t, 1, 4);
+    put_text(t, "PK\5\6");
+    ctl_put(t, NULL, 4);
+    put_number(t, UINT64_MAX, 4); // both counts, the size and the place: those of zip64
+    put_number(t, UINT64_MAX, 8);
+    put_number(t, 0, 2);
 }
 
 static void set_sum(struct ctl_torch_file *t, const struct ctl_torch_member *m)
@@ -369,7 +391,7 @@ static void pack_text(struct packing *k, struct ctl_torch_member *m, const char 
     m->bytes = bytes;
     m->sum = (uint32_t)crc32_z(0, from, bytes);
     put_local(k, m);
-    cairn_ctl_put(k->t, from, bytes);
+    ctl_put(k->t, from, bytes);
     put_descriptor(k, m);
 }
 
@@ -409,9 +431,10 @@ static struct ctl_torch_member *add_members(struct ctl_torch_file *t, size_t cou
     return first;
 }
 
-void cairn_ctl_torch_pack(struct ctl_torch_file *t, struct cairn_snapshot_file *file,
-                          const char *folder, uint8_t *pickle, size_t pickle_bytes,
-                          size_t first_store, size_t store_count)
+/* An archive behind what the file has: the pickle, which was taken and is freed, and these stores. */
+static void torch_pack(struct ctl_torch_file *t, struct cairn_snapshot_file *file,
+                       const char *folder, uint8_t *pickle, size_t pickle_bytes, size_t first_store,
+                       size_t store_count)
 {
     struct packing k = { t, file, folder, file->file_bytes, t->text_bytes };
     const size_t count = store_count + 3;
@@ -496,9 +519,9 @@ static void pack(struct planning_folder *p, size_t from, struct item item, size_
 {
     size_t bytes;
     item.at = p->file->file_bytes;
-    cairn_ctl_put_text(p->t, ".");
-    uint8_t *pickle = cairn_ctl_torch_take_text(p->t, from, &bytes);
-    cairn_ctl_torch_pack(p->t, p->file, "archive", pickle, bytes, first_store, store_count);
+    put_text(p->t, ".");
+    uint8_t *pickle = torch_take_text(p->t, from, &bytes);
+    torch_pack(p->t, p->file, "archive", pickle, bytes, first_store, store_count);
     item.bytes = p->file->file_bytes - item.at;
     add_item(p, item);
 }
@@ -506,7 +529,7 @@ static void pack(struct planning_folder *p, size_t from, struct item item, size_
 static size_t begin_pickle(struct planning_folder *p)
 {
     const size_t from = p->t->text_bytes;
-    cairn_ctl_put(p->t, "\x80\x02", 2);
+    ctl_put(p->t, "\x80\x02", 2);
     return from;
 }
 
@@ -516,10 +539,10 @@ static void pack_tensor(struct planning_folder *p, size_t tensor, uint32_t plane
     uint64_t bytes = item.type->bytes;
     for (uint32_t d = 0; d < item.shape.rank; d++) bytes *= item.shape.dim[d];
     const size_t from = begin_pickle(p);
-    const size_t store = cairn_ctl_torch_add_store(
+    const size_t store = torch_add_store(
         p->t, (struct ctl_torch_store) { (uint32_t)tensor, plane, dtype, item.type, bytes });
     if (p->t->failed) return;
-    cairn_ctl_say_tensor(p->t, store, store, &item.shape, NULL);
+    say_tensor(p->t, store, store, &item.shape, NULL);
     pack(p, from, item, store, 1);
 }
 
@@ -560,7 +583,7 @@ static void pack_plane(struct planning_folder *p, size_t tensor, uint32_t plane,
 static void pack_state(struct planning_folder *p, size_t tensor)
 {
     const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
-    if (!cairn_ctl_torch_is_whole(t)) return;
+    if (!torch_is_whole(t)) return;
     const uint32_t planes = cairn_spec_planes(p->spec, tensor);
     const bool has_square = (planes & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
     if ((planes & 1u << CAIRN_PLANE_EXP_AVG) == 0) return;
@@ -577,7 +600,7 @@ static void say_its_name_folder(void *context, size_t tensor, size_t number)
 {
     const struct planning_folder *p = context;
     (void)number;
-    cairn_ctl_say(p->t, p->spec->tensors[tensor].name);
+    ctl_say(p->t, p->spec->tensors[tensor].name);
 }
 
 static void pack_group(struct planning_folder *p, size_t number)
@@ -586,17 +609,17 @@ static void pack_group(struct planning_folder *p, size_t number)
                                          "param_names" }; // get_state_dict has names in both
     struct ctl_torch_option options[CTL_TORCH_OPTIONS_MAX];
     const size_t group = p->order.groups[number];
-    const size_t count = cairn_ctl_torch_options(&p->order, group, true, options);
+    const size_t count = torch_options(&p->order, group, true, options);
     for (size_t i = 0; i < count; i++) {
         const size_t from = begin_pickle(p);
-        cairn_ctl_say_option(p->t, &options[i]);
+        say_option(p->t, &options[i]);
         pack(p, from, (struct item) { .last = options[i].name, .group = number }, 0, 0);
     }
     for (size_t i = 0; i < 2; i++) {
         const size_t from = begin_pickle(p);
-        cairn_ctl_put_text(p->t, "](");
-        cairn_ctl_torch_walk(&p->order, group, 0, say_its_name_folder, p);
-        cairn_ctl_put_text(p->t, "e");
+        put_text(p->t, "](");
+        torch_walk(&p->order, group, 0, say_its_name_folder, p);
+        put_text(p->t, "e");
         pack(p, from, (struct item) { .last = lists[i], .group = number }, 0, 0);
     }
 }
@@ -629,99 +652,98 @@ enum { TENSOR, BYTES, CHUNK, INDEX, PROPERTIES, ENCODING, STORAGE, SIZE, STRIDED
 /* One of these, which was said before. */
 static void say_global(struct planning_folder *p, uint8_t which)
 {
-    cairn_ctl_put(p->t, (uint8_t[]) { 'h', which }, 2);
+    ctl_put(p->t, (uint8_t[]) { 'h', which }, 2);
 }
 
 /* An object of a class, whose attributes are to come. */
 static void say_object(struct planning_folder *p, uint8_t which)
 {
     say_global(p, which);
-    cairn_ctl_put_text(p->t, ")\x81}(");
+    put_text(p->t, ")\x81}(");
 }
 
 static void end_object(struct planning_folder *p)
 {
-    cairn_ctl_put_text(p->t, "ub");
+    put_text(p->t, "ub");
 }
 
 static void say_size(struct planning_folder *p, const struct cairn_shape *shape, bool zeros)
 {
     say_global(p, SIZE);
-    cairn_ctl_put_text(p->t, "(");
-    for (uint32_t d = 0; d < shape->rank; d++)
-        cairn_ctl_say_number(p->t, zeros ? 0 : shape->dim[d]);
-    cairn_ctl_put_text(p->t, "t\x85R");
+    put_text(p->t, "(");
+    for (uint32_t d = 0; d < shape->rank; d++) say_number(p->t, zeros ? 0 : shape->dim[d]);
+    put_text(p->t, "t\x85R");
 }
 
 static void say_tensor_metadata(struct planning_folder *p, const struct item *item)
 {
     say_object(p, TENSOR);
-    cairn_ctl_say(p->t, "properties");
+    ctl_say(p->t, "properties");
     say_global(p, PROPERTIES);
-    cairn_ctl_put_text(p->t, ")\x81(ctorch\n");
-    cairn_ctl_put_text(p->t, item->type->torch);
-    cairn_ctl_put_text(p->t, "\n");
+    put_text(p->t, ")\x81(ctorch\n");
+    put_text(p->t, item->type->torch);
+    put_text(p->t, "\n");
     say_global(p, STRIDED);
-    cairn_ctl_say_flag(p->t, false);
+    say_flag(p->t, false);
     say_global(p, ENCODING);
-    cairn_ctl_say_number(p->t, 0);
-    cairn_ctl_put_text(p->t, "\x85R");
-    cairn_ctl_say_flag(p->t, false);
-    cairn_ctl_put_text(p->t, "tb");
-    cairn_ctl_say(p->t, "size");
+    say_number(p->t, 0);
+    put_text(p->t, "\x85R");
+    say_flag(p->t, false);
+    put_text(p->t, "tb");
+    ctl_say(p->t, "size");
     say_size(p, &item->shape, false);
-    cairn_ctl_say(p->t, "chunks");
-    cairn_ctl_put_text(p->t, "](");
+    ctl_say(p->t, "chunks");
+    put_text(p->t, "](");
     say_object(p, CHUNK);
-    cairn_ctl_say(p->t, "offsets");
+    ctl_say(p->t, "offsets");
     say_size(p, &item->shape, true);
-    cairn_ctl_say(p->t, "sizes");
+    ctl_say(p->t, "sizes");
     say_size(p, &item->shape, false);
     end_object(p);
-    cairn_ctl_put_text(p->t, "e");
+    put_text(p->t, "e");
     end_object(p);
 }
 
 /* Writes the path that the key had before the state dict was flattened. */
 static void say_path(struct planning_folder *p, const struct item *item)
 {
-    cairn_ctl_put_text(p->t, "(");
-    cairn_ctl_say(p->t, item->last == NULL ? "model" : "optim");
-    if (item->last != NULL) cairn_ctl_say(p->t, item->name != NULL ? "state" : "param_groups");
+    put_text(p->t, "(");
+    ctl_say(p->t, item->last == NULL ? "model" : "optim");
+    if (item->last != NULL) ctl_say(p->t, item->name != NULL ? "state" : "param_groups");
     if (item->name != NULL)
-        cairn_ctl_say(p->t, item->name);
+        ctl_say(p->t, item->name);
     else
-        cairn_ctl_say_number(p->t, item->group);
-    if (item->last != NULL) cairn_ctl_say(p->t, item->last);
-    cairn_ctl_put_text(p->t, "t");
+        say_number(p->t, item->group);
+    if (item->last != NULL) ctl_say(p->t, item->last);
+    put_text(p->t, "t");
 }
 
 static void say_place(struct planning_folder *p, const struct item *item)
 {
     const bool is_tensor = item->type != NULL;
     say_object(p, INDEX);
-    cairn_ctl_say(p->t, "fqn");
-    cairn_ctl_say(p->t, item->key);
-    cairn_ctl_say(p->t, "offset");
+    ctl_say(p->t, "fqn");
+    ctl_say(p->t, item->key);
+    ctl_say(p->t, "offset");
     if (is_tensor)
         say_size(p, &item->shape, true);
     else
-        cairn_ctl_put_text(p->t, "N");
-    cairn_ctl_say(p->t, "index");
+        put_text(p->t, "N");
+    ctl_say(p->t, "index");
     if (is_tensor)
-        cairn_ctl_say_number(p->t, 0);
+        say_number(p->t, 0);
     else
-        cairn_ctl_put_text(p->t, "N");
+        put_text(p->t, "N");
     end_object(p);
     say_object(p, STORAGE);
-    cairn_ctl_say(p->t, "relative_path");
-    cairn_ctl_say(p->t, CTL_TORCH_FOLDER_FILE);
-    cairn_ctl_say(p->t, "offset");
-    cairn_ctl_say_number(p->t, item->at);
-    cairn_ctl_say(p->t, "length");
-    cairn_ctl_say_number(p->t, item->bytes);
-    cairn_ctl_say(p->t, "transform_descriptors");
-    cairn_ctl_put_text(p->t, "N");
+    ctl_say(p->t, "relative_path");
+    ctl_say(p->t, CTL_TORCH_FOLDER_FILE);
+    ctl_say(p->t, "offset");
+    say_number(p->t, item->at);
+    ctl_say(p->t, "length");
+    say_number(p->t, item->bytes);
+    ctl_say(p->t, "transform_descriptors");
+    put_text(p->t, "N");
     end_object(p);
 }
 
@@ -730,15 +752,15 @@ static uint8_t *metadata_of(struct planning_folder *p, size_t *bytes_out)
     struct ctl_torch_file *t = p->t;
     const size_t from = begin_pickle(p);
     for (uint8_t i = 0; i < GLOBALS; i++) {
-        cairn_ctl_put_text(t, globals[i]);
-        cairn_ctl_put(t, (uint8_t[]) { 'q', i, '0' },
-                      3); // kept under that number, and off the stack
+        put_text(t, globals[i]);
+        ctl_put(t, (uint8_t[]) { 'q', i, '0' },
+                3); // kept under that number, and off the stack
     }
-    cairn_ctl_put_text(t, METADATA "Metadata\n)\x81}(");
-    cairn_ctl_say(t, "state_dict_metadata");
-    cairn_ctl_put_text(t, "}(");
+    put_text(t, METADATA "Metadata\n)\x81}(");
+    ctl_say(t, "state_dict_metadata");
+    put_text(t, "}(");
     for (size_t i = 0; i < p->item_count; i++) {
-        cairn_ctl_say(t, p->items[i].key);
+        ctl_say(t, p->items[i].key);
         if (p->items[i].type != NULL) {
             say_tensor_metadata(p, &p->items[i]);
         } else {
@@ -746,23 +768,23 @@ static uint8_t *metadata_of(struct planning_folder *p, size_t *bytes_out)
             end_object(p);
         }
     }
-    cairn_ctl_put_text(t, "u");
-    cairn_ctl_say(t, "planner_data");
-    cairn_ctl_put_text(t, "}(");
+    put_text(t, "u");
+    ctl_say(t, "planner_data");
+    put_text(t, "}(");
     for (size_t i = 0; i < p->item_count; i++) {
-        cairn_ctl_say(t, p->items[i].key);
+        ctl_say(t, p->items[i].key);
         say_path(p, &p->items[i]);
     }
-    cairn_ctl_put_text(t, "u");
-    cairn_ctl_say(t, "storage_data");
-    cairn_ctl_put_text(t, "}(");
+    put_text(t, "u");
+    ctl_say(t, "storage_data");
+    put_text(t, "}(");
     for (size_t i = 0; i < p->item_count; i++) say_place(p, &p->items[i]);
-    cairn_ctl_put_text(t, "u");
-    cairn_ctl_say(t, "storage_meta");
-    cairn_ctl_put_text(t, "N");
-    cairn_ctl_say(t, "version");
-    cairn_ctl_put_text(t, "Nub.");
-    return cairn_ctl_torch_take_text(t, from, bytes_out);
+    put_text(t, "u");
+    ctl_say(t, "storage_meta");
+    put_text(t, "N");
+    ctl_say(t, "version");
+    put_text(t, "Nub.");
+    return torch_take_text(t, from, bytes_out);
 }
 
 cairn_status cairn_ctl_torch_folder_plan(const struct cairn_manifest *manifest,
@@ -778,7 +800,7 @@ cairn_status cairn_ctl_torch_folder_plan(const struct cairn_manifest *manifest,
                                  .wish = wish,
                                  .spec = spec,
                                  .of_model = calloc(spec->tensor_count + 1, sizeof *p.of_model) };
-    const bool is_sorted = cairn_ctl_torch_order(manifest, &p.order);
+    const bool is_sorted = torch_order(manifest, &p.order);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     uint8_t *metadata = NULL;
     if (t != NULL && p.of_model != NULL && is_sorted) {
@@ -791,7 +813,7 @@ cairn_status cairn_ctl_torch_folder_plan(const struct cairn_manifest *manifest,
     for (size_t i = 0; i < p.item_count; i++) free(p.items[i].key);
     free(p.items);
     free(p.of_model);
-    cairn_ctl_torch_order_release(&p.order);
+    torch_order_release(&p.order);
     if (status == CAIRN_OK) {
         *out = t;
         *metadata_out = (char *)metadata;
@@ -842,12 +864,12 @@ static int by_rank(const void *a, const void *b, void *context)
     return x < y ? -1 : x > y;
 }
 
-bool cairn_ctl_torch_is_whole(const struct cairn_tensor_spec *t)
+static bool torch_is_whole(const struct cairn_tensor_spec *t)
 {
     return t->kind != CAIRN_BLOB && t->alias_of == NULL;
 }
 
-bool cairn_ctl_torch_order(const struct cairn_manifest *manifest, struct ctl_torch_order *out)
+static bool torch_order(const struct cairn_manifest *manifest, struct ctl_torch_order *out)
 {
     const struct cairn_job_spec_data *spec = &manifest->spec;
     struct ctl_torch_order o = { manifest, spec, calloc(spec->tensor_count + 1, sizeof *o.tensors),
@@ -869,7 +891,7 @@ bool cairn_ctl_torch_order(const struct cairn_manifest *manifest, struct ctl_tor
     return ok;
 }
 
-void cairn_ctl_torch_order_release(struct ctl_torch_order *o)
+static void torch_order_release(struct ctl_torch_order *o)
 {
     free(o->tensors);
     free(o->groups);
@@ -879,13 +901,13 @@ void cairn_ctl_torch_order_release(struct ctl_torch_order *o)
 static bool is_member(const struct ctl_torch_order *o, size_t tensor, size_t group)
 {
     const struct cairn_tensor_spec *t = &o->spec->tensors[tensor];
-    return cairn_ctl_torch_is_whole(t) && t->kind == CAIRN_TRAINED &&
+    return torch_is_whole(t) && t->kind == CAIRN_TRAINED &&
            cairn_spec_find_group(o->spec, t->group) == group;
 }
 
-size_t cairn_ctl_torch_walk(const struct ctl_torch_order *o, size_t group, size_t next,
-                            void (*each)(void *context, size_t tensor, size_t number),
-                            void *context)
+/* Calls `each` for every parameter of the group, from number `next` on; the number behind them. */
+static size_t torch_walk(const struct ctl_torch_order *o, size_t group, size_t next,
+                         void (*each)(void *context, size_t tensor, size_t number), void *context)
 {
     for (size_t i = 0; i < o->spec->tensor_count; i++)
         if (is_member(o, o->tensors[i], group)) each(context, o->tensors[i], next++);
@@ -900,8 +922,10 @@ static struct ctl_torch_option option(const char *name, enum ctl_torch_option_ki
     return (struct ctl_torch_option) { name, kind, value, second };
 }
 
-size_t cairn_ctl_torch_options(const struct ctl_torch_order *o, size_t group, bool always_initial,
-                               struct ctl_torch_option out[CTL_TORCH_OPTIONS_MAX])
+/* Gives the options of a group at the snapshot's step, and returns how many there are.
+ * `always_initial`: initial_lr even without a schedule. */
+static size_t torch_options(const struct ctl_torch_order *o, size_t group, bool always_initial,
+                            struct ctl_torch_option out[CTL_TORCH_OPTIONS_MAX])
 {
     const struct cairn_group_spec *g = &o->spec->groups[group];
     const bool is_sgd = strcmp(g->optimizer, "sgd") == 0;
@@ -932,16 +956,16 @@ size_t cairn_ctl_torch_options(const struct ctl_torch_order *o, size_t group, bo
 }
 
 /* Its value. */
-void cairn_ctl_say_option(struct ctl_torch_file *t, const struct ctl_torch_option *option)
+static void say_option(struct ctl_torch_file *t, const struct ctl_torch_option *option)
 {
     switch (option->kind) {
-    case CTL_OPTION_REAL: cairn_ctl_say_real(t, option->value); return;
-    case CTL_OPTION_FLAG: cairn_ctl_say_flag(t, option->value != 0); return;
-    case CTL_OPTION_NONE: cairn_ctl_put_text(t, "N"); return;
+    case CTL_OPTION_REAL: say_real(t, option->value); return;
+    case CTL_OPTION_FLAG: say_flag(t, option->value != 0); return;
+    case CTL_OPTION_NONE: put_text(t, "N"); return;
     case CTL_OPTION_PAIR:
-        cairn_ctl_say_real(t, option->value);
-        cairn_ctl_say_real(t, option->second);
-        cairn_ctl_put_text(t, "\x86"); // a tuple of both
+        say_real(t, option->value);
+        say_real(t, option->second);
+        put_text(t, "\x86"); // a tuple of both
         return;
     }
 }
@@ -950,7 +974,8 @@ void cairn_ctl_say_option(struct ctl_torch_file *t, const struct ctl_torch_optio
 
 /* ---- text ---- */
 
-void cairn_ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes)
+/* NULL: zeros */
+static void ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes)
 {
     if (t->text_capacity - t->text_bytes < bytes && !t->failed) {
         const size_t wanted = (t->text_capacity + bytes) * 2 + 4096;
@@ -967,52 +992,53 @@ void cairn_ctl_put(struct ctl_torch_file *t, const void *from, size_t bytes)
     t->text_bytes += bytes;
 }
 
-void cairn_ctl_put_number(struct ctl_torch_file *t, uint64_t value, size_t bytes)
+static void put_number(struct ctl_torch_file *t, uint64_t value, size_t bytes)
 {
     uint8_t text[8];
     for (size_t i = 0; i < 8; i++) text[i] = (uint8_t)(value >> 8 * i);
-    cairn_ctl_put(t, text, bytes);
+    ctl_put(t, text, bytes);
 }
 
-void cairn_ctl_put_text(struct ctl_torch_file *t, const char *text)
+static void put_text(struct ctl_torch_file *t, const char *text)
 {
-    cairn_ctl_put(t, text, strlen(text));
+    ctl_put(t, text, strlen(text));
 }
 
 /* ---- the pickle: the few opcodes that it takes ---- */
 
-void cairn_ctl_say(struct ctl_torch_file *t, const char *text)
+static void ctl_say(struct ctl_torch_file *t, const char *text)
 {
-    cairn_ctl_put_text(t, "X"); // BINUNICODE
-    cairn_ctl_put_number(t, strlen(text), 4);
-    cairn_ctl_put_text(t, text);
+    put_text(t, "X"); // BINUNICODE
+    put_number(t, strlen(text), 4);
+    put_text(t, text);
 }
 
-void cairn_ctl_say_number(struct ctl_torch_file *t, uint64_t value)
+static void say_number(struct ctl_torch_file *t, uint64_t value)
 {
     const bool is_small = value <= INT32_MAX;
-    cairn_ctl_put(t, is_small ? "J" : "\x8a\x09",
-                  is_small ? 1 : 2); // BININT, or LONG1 of nine bytes
-    cairn_ctl_put_number(t, value, is_small ? 4 : 8);
-    if (!is_small) cairn_ctl_put_number(t, 0, 1);
+    ctl_put(t, is_small ? "J" : "\x8a\x09",
+            is_small ? 1 : 2); // BININT, or LONG1 of nine bytes
+    put_number(t, value, is_small ? 4 : 8);
+    if (!is_small) put_number(t, 0, 1);
 }
 
-void cairn_ctl_say_real(struct ctl_torch_file *t, double value)
+static void say_real(struct ctl_torch_file *t, double value)
 {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
-    cairn_ctl_put_text(t, "G"); // BINFLOAT, the highest byte first
-    for (size_t i = 8; i-- > 0;) cairn_ctl_put_number(t, bits >> 8 * i, 1);
+    put_text(t, "G"); // BINFLOAT, the highest byte first
+    for (size_t i = 8; i-- > 0;) put_number(t, bits >> 8 * i, 1);
 }
 
-void cairn_ctl_say_flag(struct ctl_torch_file *t, bool value)
+static void say_flag(struct ctl_torch_file *t, bool value)
 {
-    cairn_ctl_put_text(t, value ? "\x88" : "\x89");
+    put_text(t, value ? "\x88" : "\x89");
 }
 
+/* A tensor of a storage: all of it, or a box. `first_of_archive`: the store that is data/0. */
 /* A tensor of a storage: all of it, or a box. */
-void cairn_ctl_say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
-                          const struct cairn_shape *shape, const struct cairn_box *box)
+static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
+                       const struct cairn_shape *shape, const struct cairn_box *box)
 {
     const struct ctl_torch_store *s = &t->stores[store];
     char key[24];
@@ -1022,27 +1048,27 @@ void cairn_ctl_say_tensor(struct ctl_torch_file *t, size_t store, size_t first_o
         if (box != NULL) first += box->start[d] * stride;
     }
     snprintf(key, sizeof key, "%zu", store - first_of_archive);
-    cairn_ctl_put_text(t, "ctorch._utils\n_rebuild_tensor_v2\n((");
-    cairn_ctl_say(t, "storage");
-    cairn_ctl_put_text(t, "ctorch\n");
-    cairn_ctl_put_text(t, s->type->storage);
-    cairn_ctl_put_text(t, "\n");
-    cairn_ctl_say(t, key);
-    cairn_ctl_say(t, "cpu");
-    cairn_ctl_say_number(t, s->bytes / s->type->bytes);
-    cairn_ctl_put_text(t, "tQ"); // a reference to what lies beside the pickle
-    cairn_ctl_say_number(t, first);
-    cairn_ctl_put_text(t, "(");
+    put_text(t, "ctorch._utils\n_rebuild_tensor_v2\n((");
+    ctl_say(t, "storage");
+    put_text(t, "ctorch\n");
+    put_text(t, s->type->storage);
+    put_text(t, "\n");
+    ctl_say(t, key);
+    ctl_say(t, "cpu");
+    say_number(t, s->bytes / s->type->bytes);
+    put_text(t, "tQ"); // a reference to what lies beside the pickle
+    say_number(t, first);
+    put_text(t, "(");
     for (uint32_t d = 0; d < shape->rank; d++)
-        cairn_ctl_say_number(t, box != NULL ? box->extent[d] : shape->dim[d]);
-    cairn_ctl_put_text(t, "t(");
-    for (uint32_t d = 0; d < shape->rank; d++) cairn_ctl_say_number(t, strides[d]);
-    cairn_ctl_put_text(t, "t");
-    cairn_ctl_say_flag(t, false);
-    cairn_ctl_put_text(t, "ccollections\nOrderedDict\n)RtR");
+        say_number(t, box != NULL ? box->extent[d] : shape->dim[d]);
+    put_text(t, "t(");
+    for (uint32_t d = 0; d < shape->rank; d++) say_number(t, strides[d]);
+    put_text(t, "t");
+    say_flag(t, false);
+    put_text(t, "ccollections\nOrderedDict\n)RtR");
 }
 
-size_t cairn_ctl_torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store store)
+static size_t torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store store)
 {
     if (t->store_count == t->store_capacity && !t->failed) {
         const size_t wanted = t->store_capacity * 2 + 64;
@@ -1058,8 +1084,9 @@ size_t cairn_ctl_torch_add_store(struct ctl_torch_file *t, struct ctl_torch_stor
     return t->store_count++;
 }
 
+/* Text from there on, the caller's from now on, and no more the file's. NULL if there was no memory. */
 /* Takes what was put since, the caller's then: of an archive to come. */
-uint8_t *cairn_ctl_torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out)
+static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out)
 {
     *bytes_out = t->text_bytes - from;
     uint8_t *taken = t->failed ? NULL : malloc(*bytes_out + 1);

@@ -91,10 +91,6 @@ int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
 
 /* ---- home.c ---- */
 
-/* The device and what is known of it: info, granularity, multiprocessors. As cairn_home_open_cuda. */
-CAIRN_MUST_CHECK cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *name,
-                                              struct cairn_sentence *why);
-
 /* ---- run.c: pure, but for memory; no lock ---- */
 
 /* CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it lies on others. */
@@ -115,31 +111,10 @@ uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn
 
 /* ---- home.c ---- */
 
-/* The devices whose memory this one reads by itself. */
-void cairn_cuda_find_peers(struct cairn_cuda *cuda, int device_count);
-
 /* ---- home.c: addresses of a part of the space; 0: there is no room ---- */
-
-uint64_t cairn_cuda_take_addresses(struct cairn_cuda *cuda, struct cairn_cuda_span part,
-                                   uint64_t bytes);
-void cairn_cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at);
 
 /* ---- home.c, home.c, home.c, run.c, run.c: of the kind (gpu/home_kind.h) ---- */
 
-cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
-                                    struct cairn_home_memory *memory_out,
-                                    struct cairn_sentence *why);
-void cairn_cuda_memory_close(struct cairn_home_memory *memory);
-void cairn_cuda_memory_give(struct cairn_home_memory *memory, uint64_t segment);
-cairn_status cairn_cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
-                                      int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why);
-cairn_status cairn_cuda_import(struct cairn_home *home, int fd, uint64_t bytes,
-                               const void **address_out, struct cairn_sentence *why);
-void cairn_cuda_import_release(struct cairn_home *home, const void *address, uint64_t bytes);
-
-cairn_status cairn_cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
-                            struct cairn_sentence *why);
-void cairn_cuda_unpin(struct cairn_home *home, void *host, uint64_t bytes);
 /* True if the card copies from and to all of these bytes of the host by itself. */
 bool cairn_cuda_is_pinned(struct cairn_cuda *cuda, const void *host, uint64_t bytes);
 
@@ -238,21 +213,6 @@ void cairn_cuda_plan_end(const struct cairn_cuda_plan *plan);
 
 /* ---- plan.c, for plan.c: there is room, who calls has looked ---- */
 
-bool cairn_cuda_plan_has(const struct cairn_cuda_plan *plan,
-                         const void *address); /* the home does */
-size_t cairn_cuda_plan_in_room(const struct cairn_cuda_plan *plan);
-size_t cairn_cuda_plan_out_room(const struct cairn_cuda_plan *plan);
-/* Where the device finds the bytes: host memory is brought. */
-uint64_t cairn_cuda_plan_bring(struct cairn_cuda_plan *plan, const void *data, size_t bytes);
-/* Where the device writes what is to come to this address: host memory is filled afterwards. */
-uint64_t cairn_cuda_plan_give(struct cairn_cuda_plan *plan, void *to, size_t bytes);
-/* `bytes` of [0, used) of a side, at a multiple of 16: the offset. */
-size_t cairn_cuda_plan_take(struct cairn_cuda_plan_side *side, size_t bytes);
-size_t cairn_cuda_plan_take_top(struct cairn_cuda_plan_side *side, size_t bytes);
-/* item: its first_piece is set here. pieces: of it. */
-void cairn_cuda_plan_item(struct cairn_cuda_plan *plan, enum cairn_kernel_number kernel, void *item,
-                          uint64_t pieces);
-struct cairn_cuda_plan_end *cairn_cuda_plan_new_end(struct cairn_cuda_plan *plan);
 void cairn_cuda_plan_copy(struct cairn_cuda_plan_copy *copies, size_t *count, uint64_t device,
                           void *host, size_t bytes);
 
@@ -270,21 +230,6 @@ struct cairn_cuda_plan_fold {
     bool first;
     uint64_t elems;
 };
-
-/* Each adds some of what is left of a work, and returns how much: 0 if nothing fits any more. */
-uint64_t cairn_cuda_plan_add_fold(struct cairn_cuda_plan *plan,
-                                  const struct cairn_cuda_plan_fold *fold, uint64_t done);
-/* True: all is added. If one plan cannot hold all sources, the first plans fold, and later ones
- * make the sums from the result. */
-bool cairn_cuda_plan_add_fold_sums(struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold,
-                                   struct cairn_cuda_plan_cursor *cursor);
-
-/* An item of the kernel, and what goes with it, can be added, if there is room. */
-bool cairn_cuda_plan_has_parts(const struct cairn_cuda_plan *plan, enum cairn_kernel_number kernel);
-/* Returns how many of `left` units fit into `room` at `each` bytes (0: all do). Returns 0 rather
- * than a sliver at the end of a plan that holds something already. */
-uint64_t cairn_cuda_plan_fit(const struct cairn_cuda_plan *plan, uint64_t left, size_t room,
-                             size_t overhead, size_t each, uint64_t unit);
 
 static inline uint64_t cairn_cuda_plan_address(const void *at)
 {
@@ -345,18 +290,6 @@ CAIRN_MUST_CHECK cairn_status cairn_cuda_stream_begin(struct cairn_home_stream *
                                                       struct cairn_sentence *why);
 
 /* ---- run.c ---- */
-
-/* Carries the plan out: returns at once. */
-CAIRN_MUST_CHECK cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *stream,
-                                                     struct cairn_cuda_slice *slice,
-                                                     struct cairn_sentence *why);
-/* Waits, if it is under way, and gives the host what it made; the plan is empty then. */
-CAIRN_MUST_CHECK cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
-                                                      struct cairn_cuda_slice *slice,
-                                                      struct cairn_sentence *why);
-/* Waits until all that is under way has ended, well or not, and empties the slices of the list: the
- * host gets nothing of what they made. */
-void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream, uint64_t list);
 
 /* ==== image ==== */
 

@@ -24,6 +24,24 @@ static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
 #undef CAIRN_KERNEL_NAME
 };
 
+static cairn_status cuda_memory_open(struct cairn_home *home, const char *label,
+                                     struct cairn_home_memory *memory_out,
+                                     struct cairn_sentence *why);
+static void cuda_memory_close(struct cairn_home_memory *memory);
+static cairn_status cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
+                                       int *fd_out, uint64_t *bytes_out,
+                                       struct cairn_sentence *why);
+static cairn_status cuda_import(struct cairn_home *home, int fd, uint64_t bytes,
+                                const void **address_out, struct cairn_sentence *why);
+static void cuda_import_release(struct cairn_home *home, const void *address, uint64_t bytes);
+static void cuda_memory_give(struct cairn_home_memory *memory, uint64_t segment);
+static cairn_status cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
+                             struct cairn_sentence *why);
+static void cuda_unpin(struct cairn_home *home, void *host, uint64_t bytes);
+static cairn_status cuda_find(struct cairn_cuda *cuda, const char *wanted,
+                              struct cairn_sentence *why);
+static void cuda_find_peers(struct cairn_cuda *cuda, int device_count);
+
 /* ---- failures ---- */
 
 /* "a launch of fold failed on CARD: CUDA_ERROR_...", what comes of it, and what to do. */
@@ -154,14 +172,14 @@ static const struct cairn_home_kind kind = {
     .failure = failure,
     .use = use,
     .has = has,
-    .memory_open = cairn_cuda_memory_open,
-    .memory_close = cairn_cuda_memory_close,
-    .memory_export = cairn_cuda_memory_export,
-    .import = cairn_cuda_import,
-    .import_release = cairn_cuda_import_release,
-    .memory_give = cairn_cuda_memory_give,
-    .pin = cairn_cuda_pin,
-    .unpin = cairn_cuda_unpin,
+    .memory_open = cuda_memory_open,
+    .memory_close = cuda_memory_close,
+    .memory_export = cuda_memory_export,
+    .import = cuda_import,
+    .import_release = cuda_import_release,
+    .memory_give = cuda_memory_give,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
     .stream_open = cairn_cuda_stream_open,
     .stream_close = cairn_cuda_stream_close,
     .stream_begin = cairn_cuda_stream_begin,
@@ -275,7 +293,7 @@ static cairn_status open_all(struct cairn_cuda *cuda, const char *device,
                              struct cairn_sentence *why)
 {
     cairn_status status = cairn_driver_open(&cuda->driver, why);
-    if (status == CAIRN_OK) status = cairn_cuda_find(cuda, device, why);
+    if (status == CAIRN_OK) status = cuda_find(cuda, device, why);
     if (status == CAIRN_OK) status = open_context(cuda, why);
     if (status == CAIRN_OK) status = load_kernels(cuda, why);
     if (status == CAIRN_OK) status = open_zeroing(cuda, why);
@@ -351,7 +369,7 @@ static void release_segments(struct cairn_cuda *cuda, struct cairn_home_segment 
         release_segment(cuda, &segments[i], at + i * CAIRN_SEGMENT_BYTES);
 }
 
-void cairn_cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at)
+static void cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at)
 {
     pthread_mutex_lock(&cuda->lock);
     (void)cairn_cuda_spans_take(&cuda->used, at);
@@ -360,8 +378,8 @@ void cairn_cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at)
 
 /* ---- the way there ---- */
 
-uint64_t cairn_cuda_take_addresses(struct cairn_cuda *cuda, struct cairn_cuda_span part,
-                                   uint64_t bytes)
+static uint64_t cuda_take_addresses(struct cairn_cuda *cuda, struct cairn_cuda_span part,
+                                    uint64_t bytes)
 {
     pthread_mutex_lock(&cuda->lock);
     uint64_t at = cairn_cuda_spans_gap(&cuda->used, part, bytes);
@@ -435,9 +453,9 @@ static cairn_status fill(struct cairn_cuda *cuda, const char *label, const struc
     return status;
 }
 
-cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
-                                    struct cairn_home_memory *memory_out,
-                                    struct cairn_sentence *why)
+static cairn_status cuda_memory_open(struct cairn_home *home, const char *label,
+                                     struct cairn_home_memory *memory_out,
+                                     struct cairn_sentence *why)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(home);
     cairn_status status = cairn_cuda_enter(cuda, why);
@@ -446,7 +464,7 @@ cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
         return is_full(cuda, label, memory_out->bytes, why);
     struct taken taken = { .bytes = round_up(memory_out->bytes, cuda->granularity),
                            .is_exportable = memory_out->is_exportable };
-    taken.at = cairn_cuda_take_addresses(cuda, cuda->planes, taken.bytes);
+    taken.at = cuda_take_addresses(cuda, cuda->planes, taken.bytes);
     if (taken.at == 0) return is_full(cuda, label, taken.bytes, why);
     taken.segments = calloc((size_t)cairn_segments(taken.bytes), sizeof *taken.segments);
     status = taken.segments == NULL
@@ -458,12 +476,12 @@ cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
     return CAIRN_OK;
 err_addresses:
     free(taken.segments);
-    cairn_cuda_give_addresses(cuda, taken.at);
+    cuda_give_addresses(cuda, taken.at);
     return status;
 }
 
-cairn_status cairn_cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
-                                      int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why)
+static cairn_status cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
+                                       int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
     int fd = -1;
@@ -477,7 +495,7 @@ cairn_status cairn_cuda_memory_export(const struct cairn_home_memory *memory, ui
     return CAIRN_OK;
 }
 
-void cairn_cuda_memory_give(struct cairn_home_memory *memory, uint64_t segment)
+static void cuda_memory_give(struct cairn_home_memory *memory, uint64_t segment)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
     cairn_cuda_enter_anyway(cuda);
@@ -486,7 +504,7 @@ void cairn_cuda_memory_give(struct cairn_home_memory *memory, uint64_t segment)
                         (uint64_t)(uintptr_t)memory->base + segment * CAIRN_SEGMENT_BYTES);
 }
 
-void cairn_cuda_memory_close(struct cairn_home_memory *memory)
+static void cuda_memory_close(struct cairn_home_memory *memory)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
     const uint64_t at = (uint64_t)(uintptr_t)memory->base;
@@ -494,7 +512,7 @@ void cairn_cuda_memory_close(struct cairn_home_memory *memory)
     if (!atomic_load(&cuda->has_failed)) // else it goes with the context
         release_segments(cuda, memory->segments,
                          cairn_segments(round_up(memory->bytes, cuda->granularity)), at);
-    cairn_cuda_give_addresses(cuda, at);
+    cuda_give_addresses(cuda, at);
     free(memory->segments);
 }
 
@@ -579,8 +597,8 @@ static cairn_status pin_span(struct cairn_cuda *cuda, struct cairn_cuda_span spa
                       why);
 }
 
-cairn_status cairn_cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
-                            struct cairn_sentence *why)
+static cairn_status cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
+                             struct cairn_sentence *why)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(home);
     const cairn_status status = cairn_cuda_enter(cuda, why);
@@ -606,7 +624,7 @@ static void pin_again(struct cairn_cuda *cuda, uint64_t at, uint64_t end)
         return; // counted
 }
 
-void cairn_cuda_unpin(struct cairn_home *home, void *host, uint64_t bytes)
+static void cuda_unpin(struct cairn_home *home, void *host, uint64_t bytes)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(home);
     const struct cairn_cuda_span all = pages_of(host, bytes);
@@ -757,8 +775,9 @@ static cairn_status look(struct cairn_cuda *cuda, struct cairn_sentence *why)
     return CAIRN_OK;
 }
 
-cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *wanted,
-                             struct cairn_sentence *why)
+/* The device and what is known of it: info, granularity, multiprocessors. As cairn_home_open_cuda. */
+static cairn_status cuda_find(struct cairn_cuda *cuda, const char *wanted,
+                              struct cairn_sentence *why)
 {
     char name[NAME_BYTES], uuid[UUID_BYTES];
     int count = 0, number = 0;
@@ -783,7 +802,7 @@ cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *wanted,
     info->exports = attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0;
     info->is_reached = cairn_vmm_is_reached(&cuda->driver, cuda->device);
     info->has_dma_buf = cairn_vmm_has_dma_buf(&cuda->driver, cuda->device);
-    cairn_cuda_find_peers(cuda, count);
+    cuda_find_peers(cuda, count);
     return look(cuda, why);
 }
 
@@ -808,14 +827,14 @@ static cairn_status refuse_import(const struct cairn_cuda *cuda, int result, con
 static uint64_t take_addresses(struct cairn_cuda *cuda, uint64_t bytes)
 {
     if (bytes > cuda->imported_max - cuda->imported_bytes) return 0;
-    const uint64_t at = cairn_cuda_take_addresses(cuda, cuda->imports, bytes);
+    const uint64_t at = cuda_take_addresses(cuda, cuda->imports, bytes);
     if (at != 0) cuda->imported_bytes += bytes;
     return at;
 }
 
 static void give_addresses(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
 {
-    cairn_cuda_give_addresses(cuda, at);
+    cuda_give_addresses(cuda, at);
     cuda->imported_bytes -= bytes;
 }
 
@@ -844,7 +863,8 @@ static cairn_status map(struct cairn_cuda *cuda, unsigned long long handle, uint
     return CAIRN_OK;
 }
 
-void cairn_cuda_find_peers(struct cairn_cuda *cuda, int device_count)
+/* The devices whose memory this one reads by itself. */
+static void cuda_find_peers(struct cairn_cuda *cuda, int device_count)
 {
     struct cairn_home_info *info = &cuda->home.info;
     struct cairn_cu_uuid uuid;
@@ -900,8 +920,8 @@ static cairn_status import(struct cairn_cuda *cuda, int fd, uint64_t bytes, uint
     return status;
 }
 
-cairn_status cairn_cuda_import(struct cairn_home *home, int fd, uint64_t bytes,
-                               const void **address_out, struct cairn_sentence *why)
+static cairn_status cuda_import(struct cairn_home *home, int fd, uint64_t bytes,
+                                const void **address_out, struct cairn_sentence *why)
 {
     uint64_t at = 0;
     const cairn_status status = import(cairn_cuda_of(home), fd, bytes, &at, why);
@@ -910,7 +930,7 @@ cairn_status cairn_cuda_import(struct cairn_home *home, int fd, uint64_t bytes,
     return status;
 }
 
-void cairn_cuda_import_release(struct cairn_home *home, const void *address, uint64_t bytes)
+static void cuda_import_release(struct cairn_home *home, const void *address, uint64_t bytes)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(home);
     const uint64_t at = (uint64_t)(uintptr_t)address;

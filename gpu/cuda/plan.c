@@ -10,6 +10,12 @@ static const size_t item_bytes[CAIRN_KERNEL_COUNT] = {
 #undef CAIRN_KERNEL_ITEM
 };
 
+static uint64_t cuda_plan_add_fold(struct cairn_cuda_plan *plan,
+                                   const struct cairn_cuda_plan_fold *fold, uint64_t done);
+static bool cuda_plan_add_fold_sums(struct cairn_cuda_plan *plan,
+                                    const struct cairn_leaf_fold *fold,
+                                    struct cairn_cuda_plan_cursor *cursor);
+
 static size_t round_up(size_t bytes)
 {
     return (bytes + 15) / 16 * 16;
@@ -57,23 +63,25 @@ bool cairn_cuda_plan_is_empty(const struct cairn_cuda_plan *plan)
 
 /* ---- room ---- */
 
-bool cairn_cuda_plan_has(const struct cairn_cuda_plan *plan, const void *address)
+/* the home does */
+static bool cuda_plan_has(const struct cairn_cuda_plan *plan, const void *address)
 {
     return (uint64_t)(uintptr_t)address - plan->space.at < plan->space.bytes;
 }
 
-size_t cairn_cuda_plan_in_room(const struct cairn_cuda_plan *plan)
+static size_t cuda_plan_in_room(const struct cairn_cuda_plan *plan)
 {
     const size_t taken = plan->in.used + plan->item_bytes + 16 * CAIRN_KERNEL_COUNT;
     return taken < plan->in.top ? plan->in.top - taken : 0;
 }
 
-size_t cairn_cuda_plan_out_room(const struct cairn_cuda_plan *plan)
+static size_t cuda_plan_out_room(const struct cairn_cuda_plan *plan)
 {
     return plan->out.top - plan->out.used;
 }
 
-size_t cairn_cuda_plan_take(struct cairn_cuda_plan_side *side, size_t bytes)
+/* `bytes` of [0, used) of a side, at a multiple of 16: the offset. */
+static size_t cuda_plan_take(struct cairn_cuda_plan_side *side, size_t bytes)
 {
     const size_t offset = side->used;
     side->used += round_up(bytes);
@@ -81,21 +89,24 @@ size_t cairn_cuda_plan_take(struct cairn_cuda_plan_side *side, size_t bytes)
     return offset;
 }
 
-size_t cairn_cuda_plan_take_top(struct cairn_cuda_plan_side *side, size_t bytes)
+static size_t cuda_plan_take_top(struct cairn_cuda_plan_side *side, size_t bytes)
 {
     assert(round_up(bytes) <= side->top - side->used);
     side->top -= round_up(bytes);
     return side->top;
 }
 
-bool cairn_cuda_plan_has_parts(const struct cairn_cuda_plan *plan, enum cairn_kernel_number kernel)
+/* An item of the kernel, and what goes with it, can be added, if there is room. */
+static bool cuda_plan_has_parts(const struct cairn_cuda_plan *plan, enum cairn_kernel_number kernel)
 {
     return plan->kernels[kernel].count < CAIRN_CUDA_PLAN_PARTS &&
            plan->end_count + 2 <= CAIRN_CUDA_PLAN_PARTS;
 }
 
-uint64_t cairn_cuda_plan_fit(const struct cairn_cuda_plan *plan, uint64_t left, size_t room,
-                             size_t overhead, size_t each, uint64_t unit)
+/* Returns how many of `left` units fit into `room` at `each` bytes (0: all do). Returns 0 rather
+ * than a sliver at the end of a plan that holds something already. */
+static uint64_t cuda_plan_fit(const struct cairn_cuda_plan *plan, uint64_t left, size_t room,
+                              size_t overhead, size_t each, uint64_t unit)
 {
     if (room < overhead) return 0;
     if (each == 0 || left <= (room - overhead) / each) return left;
@@ -114,14 +125,15 @@ void cairn_cuda_plan_copy(struct cairn_cuda_plan_copy *copies, size_t *count, ui
     copies[(*count)++] = (struct cairn_cuda_plan_copy) { device, host, bytes };
 }
 
-struct cairn_cuda_plan_end *cairn_cuda_plan_new_end(struct cairn_cuda_plan *plan)
+static struct cairn_cuda_plan_end *cuda_plan_new_end(struct cairn_cuda_plan *plan)
 {
     assert(plan->end_count < CAIRN_CUDA_PLAN_PARTS);
     return &plan->ends[plan->end_count++];
 }
 
-void cairn_cuda_plan_item(struct cairn_cuda_plan *plan, enum cairn_kernel_number kernel, void *item,
-                          uint64_t pieces)
+/* item: its first_piece is set here. pieces: of it. */
+static void cuda_plan_item(struct cairn_cuda_plan *plan, enum cairn_kernel_number kernel,
+                           void *item, uint64_t pieces)
 {
     struct cairn_cuda_plan_items *items = &plan->kernels[kernel];
     const size_t bytes = item_bytes[kernel];
@@ -134,30 +146,32 @@ void cairn_cuda_plan_item(struct cairn_cuda_plan *plan, enum cairn_kernel_number
     plan->item_bytes += bytes;
 }
 
-uint64_t cairn_cuda_plan_bring(struct cairn_cuda_plan *plan, const void *data, size_t bytes)
+/* Where the device finds the bytes: host memory is brought. */
+static uint64_t cuda_plan_bring(struct cairn_cuda_plan *plan, const void *data, size_t bytes)
 {
-    if (cairn_cuda_plan_has(plan, data)) return (uint64_t)(uintptr_t)data;
+    if (cuda_plan_has(plan, data)) return (uint64_t)(uintptr_t)data;
     if (plan->in_count < CAIRN_CUDA_PLAN_PARTS && plan->is_pinned(plan->cuda, data, bytes)) {
-        const uint64_t device = plan->in.device + cairn_cuda_plan_take_top(&plan->in, bytes);
+        const uint64_t device = plan->in.device + cuda_plan_take_top(&plan->in, bytes);
         cairn_cuda_plan_copy(plan->copies_in, &plan->in_count, device, (void *)(uintptr_t)data,
                              bytes);
         return device;
     }
-    const size_t offset = cairn_cuda_plan_take(&plan->in, bytes);
+    const size_t offset = cuda_plan_take(&plan->in, bytes);
     memcpy(plan->in.host + offset, data, bytes);
     return plan->in.device + offset;
 }
 
-uint64_t cairn_cuda_plan_give(struct cairn_cuda_plan *plan, void *to, size_t bytes)
+/* Where the device writes what is to come to this address: host memory is filled afterwards. */
+static uint64_t cuda_plan_give(struct cairn_cuda_plan *plan, void *to, size_t bytes)
 {
-    if (cairn_cuda_plan_has(plan, to)) return (uint64_t)(uintptr_t)to;
+    if (cuda_plan_has(plan, to)) return (uint64_t)(uintptr_t)to;
     if (plan->out_count < CAIRN_CUDA_PLAN_PARTS && plan->is_pinned(plan->cuda, to, bytes)) {
-        const uint64_t device = plan->out.device + cairn_cuda_plan_take_top(&plan->out, bytes);
+        const uint64_t device = plan->out.device + cuda_plan_take_top(&plan->out, bytes);
         cairn_cuda_plan_copy(plan->copies_out, &plan->out_count, device, to, bytes);
         return device;
     }
-    const size_t offset = cairn_cuda_plan_take(&plan->out, bytes);
-    *cairn_cuda_plan_new_end(plan) = (struct cairn_cuda_plan_end) {
+    const size_t offset = cuda_plan_take(&plan->out, bytes);
+    *cuda_plan_new_end(plan) = (struct cairn_cuda_plan_end) {
         .kind = CAIRN_END_COPY, .to = to, .from = plan->out.host + offset, .count = bytes
     };
     return plan->out.device + offset;
@@ -174,7 +188,7 @@ void cairn_cuda_plan_place(struct cairn_cuda_plan *plan,
         lists_out[i] = (struct cairn_kernel_list) { .count = items->count,
                                                     .pieces = items->pieces };
         if (items->count == 0) continue;
-        const size_t offset = cairn_cuda_plan_take(&plan->in, bytes);
+        const size_t offset = cuda_plan_take(&plan->in, bytes);
         memcpy(plan->in.host + offset, items->list, bytes);
         lists_out[i].items = plan->in.device + offset;
     }
@@ -228,10 +242,10 @@ static uint64_t moved(const float *plane, uint64_t elems)
 
 static uint64_t new_count(struct cairn_cuda_plan *plan, uint64_t *to)
 {
-    const size_t offset = cairn_cuda_plan_take(&plan->out, sizeof(uint64_t));
-    *cairn_cuda_plan_new_end(plan) = (struct cairn_cuda_plan_end) {
-        .kind = CAIRN_END_COUNT, .to = to, .from = plan->out.host + offset
-    };
+    const size_t offset = cuda_plan_take(&plan->out, sizeof(uint64_t));
+    *cuda_plan_new_end(plan) = (struct cairn_cuda_plan_end) { .kind = CAIRN_END_COUNT,
+                                                              .to = to,
+                                                              .from = plan->out.host + offset };
     plan->counts = true;
     return plan->out.device + offset;
 }
@@ -240,14 +254,13 @@ static uint64_t add_update(struct cairn_cuda_plan *plan, struct cairn_work *work
 {
     const struct cairn_update *planes = &work->update.planes;
     const enum cairn_kernel_number kernel = update_kernel(work->update.scalars->optimizer);
-    const bool goes_out = planes->wire != NULL && !cairn_cuda_plan_has(plan, planes->wire);
+    const bool goes_out = planes->wire != NULL && !cuda_plan_has(plan, planes->wire);
     const size_t wire_bytes = planes->wire == NULL ? 0 : cairn_dtype_bytes((int)planes->wire_dtype);
-    if (!cairn_cuda_plan_has_parts(plan, kernel) ||
-        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+    if (!cuda_plan_has_parts(plan, kernel) || cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
         return 0;
-    const uint64_t elems = cairn_cuda_plan_fit(
-        plan, planes->elems - done, cairn_cuda_plan_out_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
-        goes_out ? wire_bytes : 0, CAIRN_PIECE_ELEMS);
+    const uint64_t elems = cuda_plan_fit(plan, planes->elems - done, cuda_plan_out_room(plan),
+                                         CAIRN_CUDA_PLAN_ITEM_ROOM, goes_out ? wire_bytes : 0,
+                                         CAIRN_PIECE_ELEMS);
     if (elems == 0) return 0;
     if (done == 0) *work->update.nonfinite = 0;
     struct cairn_update_item item = {
@@ -261,9 +274,9 @@ static uint64_t add_update(struct cairn_cuda_plan *plan, struct cairn_work *work
         .scalars = *work->update.scalars,
     };
     if (planes->wire != NULL)
-        item.wire = cairn_cuda_plan_give(plan, (uint8_t *)planes->wire + done * wire_bytes,
-                                         (size_t)elems * wire_bytes);
-    cairn_cuda_plan_item(plan, kernel, &item, cairn_update_pieces(&item));
+        item.wire = cuda_plan_give(plan, (uint8_t *)planes->wire + done * wire_bytes,
+                                   (size_t)elems * wire_bytes);
+    cuda_plan_item(plan, kernel, &item, cairn_update_pieces(&item));
     return elems;
 }
 
@@ -276,36 +289,35 @@ static uint64_t add_convert(struct cairn_cuda_plan *plan, const struct cairn_wor
     const uint8_t *src = work->convert.src;
     const size_t dst_bytes = cairn_dtype_bytes((int)work->convert.dst_dtype);
     const size_t src_bytes = cairn_dtype_bytes((int)work->convert.src_dtype);
-    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_convert)) return 0;
-    uint64_t elems = cairn_cuda_plan_fit(
-        plan, work->convert.elems - done, cairn_cuda_plan_out_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
-        cairn_cuda_plan_has(plan, dst) ? 0 : dst_bytes, CAIRN_PIECE_ELEMS);
-    elems = cairn_cuda_plan_fit(plan, elems, cairn_cuda_plan_in_room(plan),
-                                CAIRN_CUDA_PLAN_ITEM_ROOM,
-                                cairn_cuda_plan_has(plan, src) ? 0 : src_bytes, CAIRN_PIECE_ELEMS);
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_convert)) return 0;
+    uint64_t elems = cuda_plan_fit(plan, work->convert.elems - done, cuda_plan_out_room(plan),
+                                   CAIRN_CUDA_PLAN_ITEM_ROOM,
+                                   cuda_plan_has(plan, dst) ? 0 : dst_bytes, CAIRN_PIECE_ELEMS);
+    elems = cuda_plan_fit(plan, elems, cuda_plan_in_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
+                          cuda_plan_has(plan, src) ? 0 : src_bytes, CAIRN_PIECE_ELEMS);
     if (elems == 0) return 0;
     struct cairn_convert_item item = {
-        .dst = cairn_cuda_plan_give(plan, dst + done * dst_bytes, (size_t)elems * dst_bytes),
-        .src = cairn_cuda_plan_bring(plan, src + done * src_bytes, (size_t)elems * src_bytes),
+        .dst = cuda_plan_give(plan, dst + done * dst_bytes, (size_t)elems * dst_bytes),
+        .src = cuda_plan_bring(plan, src + done * src_bytes, (size_t)elems * src_bytes),
         .elems = elems,
         .dst_dtype = (uint32_t)work->convert.dst_dtype,
         .src_dtype = (uint32_t)work->convert.src_dtype,
     };
-    cairn_cuda_plan_item(plan, CAIRN_KERNEL_convert, &item, cairn_convert_pieces(&item));
+    cuda_plan_item(plan, CAIRN_KERNEL_convert, &item, cairn_convert_pieces(&item));
     return elems;
 }
 
 static uint64_t copy_in_home(struct cairn_cuda_plan *plan, void *to, const void *from,
                              uint64_t bytes)
 {
-    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
-        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
+        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
         return 0;
     struct cairn_copy_item item = { .to = cairn_cuda_plan_address(to),
                                     .from = cairn_cuda_plan_address(from),
                                     .run_bytes = bytes,
                                     .run_count = 1 };
-    cairn_cuda_plan_item(plan, CAIRN_KERNEL_copy, &item, cairn_copy_pieces(&item));
+    cuda_plan_item(plan, CAIRN_KERNEL_copy, &item, cairn_copy_pieces(&item));
     return bytes;
 }
 
@@ -317,10 +329,10 @@ static uint64_t copy_in(struct cairn_cuda_plan *plan, void *to, const void *from
                              (void *)(uintptr_t)from, (size_t)left);
         return left;
     }
-    const uint64_t bytes = cairn_cuda_plan_fit(plan, left, cairn_cuda_plan_in_room(plan),
-                                               CAIRN_CUDA_PLAN_ITEM_ROOM, 1, 4096);
+    const uint64_t bytes = cuda_plan_fit(plan, left, cuda_plan_in_room(plan),
+                                         CAIRN_CUDA_PLAN_ITEM_ROOM, 1, 4096);
     if (bytes == 0) return 0;
-    uint8_t *staged = plan->in.host + cairn_cuda_plan_take_top(&plan->in, (size_t)bytes);
+    uint8_t *staged = plan->in.host + cuda_plan_take_top(&plan->in, (size_t)bytes);
     memcpy(staged, from, (size_t)bytes);
     cairn_cuda_plan_copy(plan->copies_in, &plan->in_count, cairn_cuda_plan_address(to), staged,
                          (size_t)bytes);
@@ -336,13 +348,13 @@ static uint64_t copy_out(struct cairn_cuda_plan *plan, void *to, const void *fro
                              (size_t)left);
         return left;
     }
-    const uint64_t bytes = cairn_cuda_plan_fit(plan, left, cairn_cuda_plan_out_room(plan),
-                                               CAIRN_CUDA_PLAN_ITEM_ROOM, 1, 4096);
+    const uint64_t bytes = cuda_plan_fit(plan, left, cuda_plan_out_room(plan),
+                                         CAIRN_CUDA_PLAN_ITEM_ROOM, 1, 4096);
     if (bytes == 0) return 0;
-    uint8_t *staged = plan->out.host + cairn_cuda_plan_take_top(&plan->out, (size_t)bytes);
+    uint8_t *staged = plan->out.host + cuda_plan_take_top(&plan->out, (size_t)bytes);
     cairn_cuda_plan_copy(plan->copies_out, &plan->out_count, cairn_cuda_plan_address(from), staged,
                          (size_t)bytes);
-    *cairn_cuda_plan_new_end(plan) = (struct cairn_cuda_plan_end) {
+    *cuda_plan_new_end(plan) = (struct cairn_cuda_plan_end) {
         .kind = CAIRN_END_COPY, .to = to, .from = staged, .count = (size_t)bytes
     };
     return bytes;
@@ -351,10 +363,10 @@ static uint64_t copy_out(struct cairn_cuda_plan *plan, void *to, const void *fro
 static uint64_t copy_some(struct cairn_cuda_plan *plan, uint8_t *to, const uint8_t *from,
                           uint64_t left)
 {
-    if (cairn_cuda_plan_has(plan, to))
-        return cairn_cuda_plan_has(plan, from) ? copy_in_home(plan, to, from, left)
-                                               : copy_in(plan, to, from, left);
-    if (cairn_cuda_plan_has(plan, from)) return copy_out(plan, to, from, left);
+    if (cuda_plan_has(plan, to))
+        return cuda_plan_has(plan, from) ? copy_in_home(plan, to, from, left)
+                                         : copy_in(plan, to, from, left);
+    if (cuda_plan_has(plan, from)) return copy_out(plan, to, from, left);
     memcpy(to, from, (size_t)left);
     return left;
 }
@@ -369,21 +381,21 @@ static uint64_t add_copy(struct cairn_cuda_plan *plan, const struct cairn_work *
 static uint64_t add_whole_runs(struct cairn_cuda_plan *plan, uint8_t *to, const uint8_t *from,
                                struct cairn_copy_item item)
 {
-    const bool brings = !cairn_cuda_plan_has(plan, from), gives = !cairn_cuda_plan_has(plan, to);
-    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
-        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+    const bool brings = !cuda_plan_has(plan, from), gives = !cuda_plan_has(plan, to);
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
+        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
         return 0;
-    item.run_count = cairn_cuda_plan_fit(plan, item.run_count, cairn_cuda_plan_in_room(plan),
-                                         CAIRN_CUDA_PLAN_ITEM_ROOM, brings ? item.run_bytes : 0, 1);
-    item.run_count = cairn_cuda_plan_fit(plan, item.run_count, cairn_cuda_plan_out_room(plan),
-                                         CAIRN_CUDA_PLAN_ITEM_ROOM, gives ? item.run_bytes : 0, 1);
+    item.run_count = cuda_plan_fit(plan, item.run_count, cuda_plan_in_room(plan),
+                                   CAIRN_CUDA_PLAN_ITEM_ROOM, brings ? item.run_bytes : 0, 1);
+    item.run_count = cuda_plan_fit(plan, item.run_count, cuda_plan_out_room(plan),
+                                   CAIRN_CUDA_PLAN_ITEM_ROOM, gives ? item.run_bytes : 0, 1);
     if (item.run_count == 0) return 0;
     const size_t bytes = (size_t)(item.run_count * item.run_bytes);
     assert(!brings || item.from_stride == item.run_bytes);
     assert(!gives || item.to_stride == item.run_bytes);
-    item.from = brings ? cairn_cuda_plan_bring(plan, from, bytes) : cairn_cuda_plan_address(from);
-    item.to = gives ? cairn_cuda_plan_give(plan, to, bytes) : cairn_cuda_plan_address(to);
-    cairn_cuda_plan_item(plan, CAIRN_KERNEL_copy, &item, cairn_copy_pieces(&item));
+    item.from = brings ? cuda_plan_bring(plan, from, bytes) : cairn_cuda_plan_address(from);
+    item.to = gives ? cuda_plan_give(plan, to, bytes) : cairn_cuda_plan_address(to);
+    cuda_plan_item(plan, CAIRN_KERNEL_copy, &item, cairn_copy_pieces(&item));
     return bytes;
 }
 
@@ -393,7 +405,7 @@ static uint64_t add_runs(struct cairn_cuda_plan *plan, const struct cairn_work *
     const uint64_t run = done / work->runs.run_bytes, within = done % work->runs.run_bytes;
     uint8_t *to = (uint8_t *)work->runs.to + run * work->runs.to_stride + within;
     const uint8_t *from = (const uint8_t *)work->runs.from + run * work->runs.from_stride + within;
-    if (!cairn_cuda_plan_has(plan, to) && !cairn_cuda_plan_has(plan, from)) {
+    if (!cuda_plan_has(plan, to) && !cuda_plan_has(plan, from)) {
         cairn_copy_runs(work);
         return work->runs.run_count * work->runs.run_bytes;
     }
@@ -408,16 +420,16 @@ static uint64_t add_runs(struct cairn_cuda_plan *plan, const struct cairn_work *
 
 static uint64_t add_zero(struct cairn_cuda_plan *plan, const struct cairn_work *work)
 {
-    if (!cairn_cuda_plan_has(plan, work->zero.at)) {
+    if (!cuda_plan_has(plan, work->zero.at)) {
         memset(work->zero.at, 0, work->zero.bytes);
         return work->zero.bytes;
     }
-    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_zero) ||
-        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_zero) ||
+        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
         return 0;
     struct cairn_zero_item item = { .at = cairn_cuda_plan_address(work->zero.at),
                                     .bytes = work->zero.bytes };
-    cairn_cuda_plan_item(plan, CAIRN_KERNEL_zero, &item, cairn_zero_pieces(&item));
+    cuda_plan_item(plan, CAIRN_KERNEL_zero, &item, cairn_zero_pieces(&item));
     return work->zero.bytes;
 }
 
@@ -425,12 +437,12 @@ static uint64_t add_hash(struct cairn_cuda_plan *plan, const struct cairn_work *
 {
     const struct cairn_geometry *geometry = work->hash.geometry;
     const uint64_t leaf = work->hash.first_leaf + done;
-    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_hash) ||
-        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_hash) ||
+        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
         return 0;
-    const uint64_t leaves = cairn_cuda_plan_fit(
-        plan, work->hash.leaf_count - done, cairn_cuda_plan_out_room(plan),
-        CAIRN_CUDA_PLAN_ITEM_ROOM, sizeof(struct cairn_hash), CAIRN_PIECE_HASHES);
+    const uint64_t leaves = cuda_plan_fit(plan, work->hash.leaf_count - done,
+                                          cuda_plan_out_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
+                                          sizeof(struct cairn_hash), CAIRN_PIECE_HASHES);
     if (leaves == 0) return 0;
     const uint64_t skipped = cairn_leaf_first_elem(geometry, leaf) -
                              cairn_leaf_first_elem(geometry, work->hash.first_leaf);
@@ -441,23 +453,23 @@ static uint64_t add_hash(struct cairn_cuda_plan *plan, const struct cairn_work *
         .geometry = cairn_cuda_plan_geometry(geometry),
         .first_leaf = leaf,
         .leaf_count = leaves,
-        .hashes = cairn_cuda_plan_give(plan, work->hash.hashes + done,
-                                       (size_t)leaves * sizeof(struct cairn_hash)),
+        .hashes = cuda_plan_give(plan, work->hash.hashes + done,
+                                 (size_t)leaves * sizeof(struct cairn_hash)),
     };
-    cairn_cuda_plan_item(plan, CAIRN_KERNEL_hash, &item, cairn_hash_pieces(&item));
+    cuda_plan_item(plan, CAIRN_KERNEL_hash, &item, cairn_hash_pieces(&item));
     return leaves;
 }
 
 static uint64_t add_init(struct cairn_cuda_plan *plan, const struct cairn_work *work)
 {
-    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_init) ||
-        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_init) ||
+        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
         return 0;
     struct cairn_init_item item = { .out = cairn_cuda_plan_address(work->init.out),
                                     .first_elem = work->init.first_elem,
                                     .elems = work->init.elems,
                                     .source = work->init.source };
-    cairn_cuda_plan_item(plan, CAIRN_KERNEL_init, &item, cairn_init_pieces(&item));
+    cuda_plan_item(plan, CAIRN_KERNEL_init, &item, cairn_init_pieces(&item));
     return work->init.elems;
 }
 
@@ -487,7 +499,7 @@ static uint64_t add_some(struct cairn_cuda_plan *plan, struct cairn_work *work, 
         const struct cairn_cuda_plan_fold fold = { work->fold.acc, work->fold.sources,
                                                    work->fold.source_count, work->fold.first,
                                                    work->fold.elems };
-        return cairn_cuda_plan_add_fold(plan, &fold, done);
+        return cuda_plan_add_fold(plan, &fold, done);
     }
     case CAIRN_WORK_UPDATE: return add_update(plan, work, done);
     case CAIRN_WORK_CONVERT: return add_convert(plan, work, done);
@@ -512,7 +524,7 @@ bool cairn_cuda_plan_add(struct cairn_cuda_plan *plan, struct cairn_work *work,
         *work->update.nonfinite = 0;
     if (size_of(work) == 0) return true;
     if (work->kind == CAIRN_WORK_FOLD_SUMS) {
-        is_all = cairn_cuda_plan_add_fold_sums(plan, &work->fold_sums, cursor);
+        is_all = cuda_plan_add_fold_sums(plan, &work->fold_sums, cursor);
     } else {
         cursor->done += add_some(plan, work, cursor->done);
         is_all = cursor->done == size_of(work);
@@ -533,7 +545,7 @@ static size_t bytes_to_bring(const struct cairn_cuda_plan *plan, const struct ca
 {
     size_t bytes = 0;
     for (size_t i = 0; i < count; i++)
-        if (!cairn_cuda_plan_has(plan, sources[i].data))
+        if (!cuda_plan_has(plan, sources[i].data))
             bytes += cairn_dtype_bytes((int)sources[i].dtype);
     return bytes;
 }
@@ -549,24 +561,24 @@ static uint64_t bring_sources(struct cairn_cuda_plan *plan, const struct cairn_s
                               size_t count, uint64_t first, uint64_t elems)
 {
     if (count == 0) return 0;
-    const size_t offset = cairn_cuda_plan_take(&plan->in,
-                                               count * sizeof(struct cairn_kernel_source));
+    const size_t offset = cuda_plan_take(&plan->in, count * sizeof(struct cairn_kernel_source));
     struct cairn_kernel_source *list = (struct cairn_kernel_source *)(plan->in.host + offset);
     for (size_t i = 0; i < count; i++) {
         const size_t bytes = cairn_dtype_bytes((int)sources[i].dtype);
-        list[i].data = cairn_cuda_plan_bring(plan, (const uint8_t *)sources[i].data + first * bytes,
-                                             (size_t)elems * bytes);
+        list[i].data = cuda_plan_bring(plan, (const uint8_t *)sources[i].data + first * bytes,
+                                       (size_t)elems * bytes);
         list[i].dtype = (uint64_t)sources[i].dtype;
     }
     return plan->in.device + offset;
 }
 
-uint64_t cairn_cuda_plan_add_fold(struct cairn_cuda_plan *plan,
-                                  const struct cairn_cuda_plan_fold *fold, uint64_t done)
+/* Each adds some of what is left of a work, and returns how much: 0 if nothing fits any more. */
+static uint64_t cuda_plan_add_fold(struct cairn_cuda_plan *plan,
+                                   const struct cairn_cuda_plan_fold *fold, uint64_t done)
 {
-    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_fold)) return 0;
-    const uint64_t elems = cairn_cuda_plan_fit(
-        plan, fold->elems - done, cairn_cuda_plan_in_room(plan), fold_overhead(fold->source_count),
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_fold)) return 0;
+    const uint64_t elems = cuda_plan_fit(
+        plan, fold->elems - done, cuda_plan_in_room(plan), fold_overhead(fold->source_count),
         bytes_to_bring(plan, fold->sources, fold->source_count), CAIRN_PIECE_ELEMS);
     if (elems == 0) return 0;
     struct cairn_fold_item item = {
@@ -576,7 +588,7 @@ uint64_t cairn_cuda_plan_add_fold(struct cairn_cuda_plan *plan,
         .first = fold->first,
         .elems = elems,
     };
-    cairn_cuda_plan_item(plan, CAIRN_KERNEL_fold, &item, cairn_fold_pieces(&item));
+    cuda_plan_item(plan, CAIRN_KERNEL_fold, &item, cairn_fold_pieces(&item));
     return elems;
 }
 
@@ -591,28 +603,27 @@ static void take_sums(struct cairn_cuda_plan *plan, const struct cairn_leaf_fold
                       struct cairn_fold_sums_item *item)
 {
     const size_t leaves = (size_t)item->leaf_count;
-    const size_t squares = cairn_cuda_plan_take(&plan->out, leaves * sizeof(double));
-    const size_t nonfinite = cairn_cuda_plan_take(&plan->out, leaves * sizeof(uint32_t));
+    const size_t squares = cuda_plan_take(&plan->out, leaves * sizeof(double));
+    const size_t nonfinite = cuda_plan_take(&plan->out, leaves * sizeof(uint32_t));
     item->squares = plan->out.device + squares;
     item->nonfinite = plan->out.device + nonfinite;
-    *cairn_cuda_plan_new_end(
-        plan) = (struct cairn_cuda_plan_end) { .kind = CAIRN_END_SUMS,
-                                               .to = fold->sums,
-                                               .from = plan->out.host + nonfinite,
-                                               .squares = plan->out.host + squares,
-                                               .count = leaves };
+    *cuda_plan_new_end(plan) = (struct cairn_cuda_plan_end) { .kind = CAIRN_END_SUMS,
+                                                              .to = fold->sums,
+                                                              .from = plan->out.host + nonfinite,
+                                                              .squares = plan->out.host + squares,
+                                                              .count = leaves };
 }
 
 static uint64_t add_leaves(struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold,
                            size_t source_count, uint64_t done)
 {
-    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_fold_sums)) return 0;
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_fold_sums)) return 0;
     const size_t leaf_bytes = CAIRN_LEAF_ELEMS * bytes_to_bring(plan, fold->sources, source_count);
-    uint64_t leaves = cairn_cuda_plan_fit(plan, fold->leaf_count - done,
-                                          cairn_cuda_plan_out_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
-                                          sizeof(double) + sizeof(uint32_t), 1);
-    leaves = cairn_cuda_plan_fit(plan, leaves, cairn_cuda_plan_in_room(plan),
-                                 fold_overhead(source_count), leaf_bytes, 1);
+    uint64_t leaves = cuda_plan_fit(plan, fold->leaf_count - done, cuda_plan_out_room(plan),
+                                    CAIRN_CUDA_PLAN_ITEM_ROOM, sizeof(double) + sizeof(uint32_t),
+                                    1);
+    leaves = cuda_plan_fit(plan, leaves, cuda_plan_in_room(plan), fold_overhead(source_count),
+                           leaf_bytes, 1);
     if (leaves == 0) return 0;
     const uint64_t origin = cairn_leaf_first_elem(fold->geometry, fold->first_leaf);
     const uint64_t first = cairn_leaf_first_elem(fold->geometry, fold->first_leaf + done) - origin;
@@ -628,7 +639,7 @@ static uint64_t add_leaves(struct cairn_cuda_plan *plan, const struct cairn_leaf
         .leaf_count = leaves,
     };
     take_sums(plan, fold, &item);
-    cairn_cuda_plan_item(plan, CAIRN_KERNEL_fold_sums, &item, cairn_fold_sums_pieces(&item));
+    cuda_plan_item(plan, CAIRN_KERNEL_fold_sums, &item, cairn_fold_sums_pieces(&item));
     return leaves;
 }
 
@@ -639,14 +650,17 @@ static bool has_too_many(const struct cairn_cuda_plan *plan, const struct cairn_
     return fold_overhead(fold->source_count) + CAIRN_LEAF_ELEMS * each > plan->bytes - 1024;
 }
 
-bool cairn_cuda_plan_add_fold_sums(struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold,
-                                   struct cairn_cuda_plan_cursor *cursor)
+/* True: all is added. If one plan cannot hold all sources, the first plans fold, and later ones
+ * make the sums from the result. */
+static bool cuda_plan_add_fold_sums(struct cairn_cuda_plan *plan,
+                                    const struct cairn_leaf_fold *fold,
+                                    struct cairn_cuda_plan_cursor *cursor)
 {
     const bool apart = has_too_many(plan, fold);
     if (apart && !cursor->is_folded) {
         const struct cairn_cuda_plan_fold whole = { fold->acc, fold->sources, fold->source_count,
                                                     fold->first, leaf_elems(fold) };
-        cursor->done += cairn_cuda_plan_add_fold(plan, &whole, cursor->done);
+        cursor->done += cuda_plan_add_fold(plan, &whole, cursor->done);
         if (cursor->done < whole.elems) return false;
         *cursor = (struct cairn_cuda_plan_cursor) { .is_folded = true };
         return false;

@@ -7,6 +7,12 @@
 #include "gpu/cuda/cuda.h"
 #include "gpu/cuda/mutant.h"
 
+static cairn_status cuda_slice_finish(struct cairn_cuda_stream *stream,
+                                      struct cairn_cuda_slice *slice, struct cairn_sentence *why);
+static cairn_status cuda_slice_begin(struct cairn_cuda_stream *stream,
+                                     struct cairn_cuda_slice *slice, struct cairn_sentence *why);
+static void cuda_slices_drop(struct cairn_cuda_stream *stream, uint64_t list);
+
 /* ---- slices, in their ring ---- */
 
 /* Told by the finish of that list, which is under way still. */
@@ -25,7 +31,7 @@ static cairn_status empty_next(struct cairn_cuda_stream *stream, struct cairn_se
     const bool is_of_other = slice->list != stream->lists_begun;
     struct cairn_sentence said = { "" };
     if (MUTANT(18) && is_of_other) return CAIRN_OK;
-    const cairn_status status = cairn_cuda_slice_finish(stream, slice, &said);
+    const cairn_status status = cuda_slice_finish(stream, slice, &said);
     if (status == CAIRN_OK) return status;
     if (is_of_other) note_failed(stream, slice->list, status, &said);
     return cairn_fail(why, status, "%s", said.text);
@@ -36,7 +42,7 @@ static cairn_status begin_next(struct cairn_cuda_stream *stream, struct cairn_se
 {
     struct cairn_cuda_slice *slice = &stream->slices[stream->next];
     slice->list = stream->lists_begun;
-    const cairn_status status = cairn_cuda_slice_begin(stream, slice, why);
+    const cairn_status status = cuda_slice_begin(stream, slice, why);
     if (status == CAIRN_OK) stream->next = (stream->next + 1) % CAIRN_CUDA_SLICES;
     return status;
 }
@@ -69,7 +75,7 @@ cairn_status cairn_cuda_run_begin(struct cairn_home_stream *of, struct cairn_wor
         status = add_work(stream, &works[i], why);
     if (status == CAIRN_OK) status = begin_next(stream, why);
     if (status == CAIRN_OK) return CAIRN_OK;
-    cairn_cuda_slices_drop(stream, stream->lists_begun);
+    cuda_slices_drop(stream, stream->lists_begun);
     stream->lists_begun--;
     return status;
 }
@@ -84,9 +90,9 @@ cairn_status cairn_cuda_run_finish(struct cairn_home_stream *of, struct cairn_se
         status = cairn_fail(why, stream->failed_status, "%s", stream->failed_why.text);
     for (uint32_t i = 0; i < CAIRN_CUDA_SLICES - MUTANT(13) && status == CAIRN_OK; i++) {
         struct cairn_cuda_slice *slice = &stream->slices[(stream->next + i) % CAIRN_CUDA_SLICES];
-        if (slice->list == list) status = cairn_cuda_slice_finish(stream, slice, why);
+        if (slice->list == list) status = cuda_slice_finish(stream, slice, why);
     }
-    if (status != CAIRN_OK) cairn_cuda_slices_drop(stream, list);
+    if (status != CAIRN_OK) cuda_slices_drop(stream, list);
     if (stream->list_failed == list) stream->list_failed = 0;
     return status;
 }
@@ -226,8 +232,9 @@ static void count_copies(struct cairn_cuda *cuda, const struct cairn_cuda_plan *
                      plan->out.used + bytes_of(plan->copies_out, plan->out_count));
 }
 
-cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *stream,
-                                    struct cairn_cuda_slice *slice, struct cairn_sentence *why)
+/* Carries the plan out: returns at once. */
+static cairn_status cuda_slice_begin(struct cairn_cuda_stream *stream,
+                                     struct cairn_cuda_slice *slice, struct cairn_sentence *why)
 {
     struct cairn_cuda *cuda = cuda_of(stream);
     struct cairn_kernel_list lists[CAIRN_KERNEL_COUNT];
@@ -242,8 +249,9 @@ cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *stream,
     return status;
 }
 
-cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
-                                     struct cairn_cuda_slice *slice, struct cairn_sentence *why)
+/* Waits, if it is under way, and gives the host what it made; the plan is empty then. */
+static cairn_status cuda_slice_finish(struct cairn_cuda_stream *stream,
+                                      struct cairn_cuda_slice *slice, struct cairn_sentence *why)
 {
     struct cairn_cuda *cuda = cuda_of(stream);
     if (!slice->is_under_way) return CAIRN_OK;
@@ -256,7 +264,9 @@ cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
     return CAIRN_OK;
 }
 
-void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream, uint64_t list)
+/* Waits until all that is under way has ended, well or not, and empties the slices of the list: the
+ * host gets nothing of what they made. */
+static void cuda_slices_drop(struct cairn_cuda_stream *stream, uint64_t list)
 {
     const struct cairn_cuda *cuda = cuda_of(stream);
     const struct cairn_cuda_slice *slice = &stream->slices[0];

@@ -18,6 +18,17 @@
 #include "gpu/host/host.h"
 #include "proto/base/machine.h"
 
+static cairn_status host_memory_open(struct cairn_home *home, const char *label,
+                                     struct cairn_home_memory *memory_out,
+                                     struct cairn_sentence *why);
+static void host_memory_close(struct cairn_home_memory *memory);
+static cairn_status host_memory_resize(struct cairn_home_memory *memory, const char *label,
+                                       uint64_t bytes, struct cairn_sentence *why);
+static cairn_status host_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
+                                       int *fd_out, uint64_t *bytes_out,
+                                       struct cairn_sentence *why);
+static void host_memory_give(struct cairn_home_memory *memory, uint64_t segment);
+
 static void close_home(struct cairn_home *home)
 {
     (void)home; // static memory
@@ -138,11 +149,11 @@ static const struct cairn_home_kind kind = {
     .free_bytes = free_bytes,
     .use = use,
     .has = has,
-    .memory_open = cairn_host_memory_open,
-    .memory_close = cairn_host_memory_close,
-    .memory_resize = cairn_host_memory_resize,
-    .memory_export = cairn_host_memory_export,
-    .memory_give = cairn_host_memory_give,
+    .memory_open = host_memory_open,
+    .memory_close = host_memory_close,
+    .memory_resize = host_memory_resize,
+    .memory_export = host_memory_export,
+    .memory_give = host_memory_give,
     .pin = pin,
     .unpin = unpin,
     .stream_open = stream_open,
@@ -285,7 +296,7 @@ static bool make(const struct cairn_home_memory *memory, const char *label, uint
     return map_from(memory, segment, 0);
 }
 
-void cairn_host_memory_close(struct cairn_home_memory *memory)
+static void host_memory_close(struct cairn_home_memory *memory)
 {
     munmap(memory->base, (size_t)room_of(memory));
     for (uint64_t i = 0; memory->segments != NULL && i < cairn_home_memory_segments(memory); i++)
@@ -304,9 +315,9 @@ static cairn_status fails(const struct cairn_home_memory *memory, const char *la
                                         "LimitNOFILE of the unit)");
 }
 
-cairn_status cairn_host_memory_open(struct cairn_home *home, const char *label,
-                                    struct cairn_home_memory *memory_out,
-                                    struct cairn_sentence *why)
+static cairn_status host_memory_open(struct cairn_home *home, const char *label,
+                                     struct cairn_home_memory *memory_out,
+                                     struct cairn_sentence *why)
 {
     const uint64_t count = cairn_home_memory_segments(memory_out);
     struct cairn_home_memory memory = *memory_out;
@@ -322,12 +333,12 @@ cairn_status cairn_host_memory_open(struct cairn_home *home, const char *label,
         return CAIRN_OK;
     }
     const cairn_status status = fails(memory_out, label, why);
-    cairn_host_memory_close(&memory);
+    host_memory_close(&memory);
     return status;
 }
 
 /* Processes that have mapped the segment keep it. */
-void cairn_host_memory_give(struct cairn_home_memory *memory, uint64_t segment)
+static void host_memory_give(struct cairn_home_memory *memory, uint64_t segment)
 {
     if (memory->segments[segment].fd < 0) return;
     void *none = mmap(address_of(memory, segment), (size_t)bytes_of(memory, segment), PROT_NONE,
@@ -337,8 +348,8 @@ void cairn_host_memory_give(struct cairn_home_memory *memory, uint64_t segment)
     memory->segments[segment].fd = -1;
 }
 
-cairn_status cairn_host_memory_resize(struct cairn_home_memory *memory, const char *label,
-                                      uint64_t bytes, struct cairn_sentence *why)
+static cairn_status host_memory_resize(struct cairn_home_memory *memory, const char *label,
+                                       uint64_t bytes, struct cairn_sentence *why)
 {
     struct cairn_home_memory now = *memory;
     now.bytes = bytes;
@@ -349,7 +360,7 @@ cairn_status cairn_host_memory_resize(struct cairn_home_memory *memory, const ch
     if (more == NULL) return fails(&now, label, why);
     now.segments = memory->segments = more;
     for (uint64_t i = was; i < is; i++) more[i].fd = -1;
-    for (uint64_t i = is; i < was; i++) cairn_host_memory_give(memory, i);
+    for (uint64_t i = is; i < was; i++) host_memory_give(memory, i);
     bool made = true;
     for (uint64_t i = first; made && i < is; i++)
         made = more[i].fd < 0
@@ -360,14 +371,14 @@ cairn_status cairn_host_memory_resize(struct cairn_home_memory *memory, const ch
         return CAIRN_OK;
     }
     const cairn_status status = fails(&now, label, why);
-    for (uint64_t i = was; i < is; i++) cairn_host_memory_give(&now, i);
+    for (uint64_t i = was; i < is; i++) host_memory_give(&now, i);
     for (uint64_t i = first; i < was; i++)
         if (more[i].fd < 0) (void)make(memory, label, i);
     return status;
 }
 
-cairn_status cairn_host_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
-                                      int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why)
+static cairn_status host_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
+                                       int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why)
 {
     const int given = fcntl(memory->segments[segment].fd, F_DUPFD_CLOEXEC, 0);
     if (given < 0)

@@ -19,10 +19,21 @@
 #define FINISH_MS 2000 // how long a peer may take to read its last frames
 #define TURN_NS   (CAIRN_STREAM_TURN_MS * UINT64_C(1000000))
 
-struct cairn_stream *cairn_stream_new(uv_loop_t *loop, bool is_unix,
-                                      const struct cairn_stream_options *options,
-                                      const struct cairn_stream_events *events, void *context,
-                                      struct cairn_sentence *why)
+static void outbox_release(struct cairn_outbox *box);
+static void outbox_frames_release(struct cairn_outbox_frames *frames);
+static void outbox_frames_empty(struct cairn_outbox_frames *frames);
+static cairn_status outbox_take(struct cairn_outbox *box, struct cairn_outbox_frames *out);
+static cairn_status outbox_add(struct cairn_outbox *box, const uint8_t *head, size_t head_bytes,
+                               const uint8_t *tail, size_t tail_bytes);
+static cairn_status outbox_add_pages(struct cairn_outbox *box, uint32_t request,
+                                     enum cairn_page_what what, struct cairn_packed *packed);
+static const struct addrinfo *address_choose(const struct addrinfo *list);
+
+/* A stream with its handles initialized; NULL with a sentence if there is no memory. */
+static struct cairn_stream *stream_new(uv_loop_t *loop, bool is_unix,
+                                       const struct cairn_stream_options *options,
+                                       const struct cairn_stream_events *events, void *context,
+                                       struct cairn_sentence *why)
 {
     struct cairn_stream *stream = calloc(1, sizeof *stream);
     if (stream == NULL) {
@@ -46,20 +57,21 @@ struct cairn_stream *cairn_stream_new(uv_loop_t *loop, bool is_unix,
     return stream;
 }
 
-void cairn_stream_drop(struct cairn_stream *stream)
+/* One of the counted handles is closed; the last one frees the stream. */
+static void stream_drop(struct cairn_stream *stream)
 {
     if (--stream->open_count > 0) return;
     if (stream->events.on_close != NULL)
         stream->events.on_close(stream, stream->status, stream->why.text, stream->context);
     cairn_frame_decoder_release(&stream->decoder);
-    cairn_outbox_release(&stream->pending);
-    cairn_outbox_frames_release(&stream->writing);
+    outbox_release(&stream->pending);
+    outbox_frames_release(&stream->writing);
     free(stream);
 }
 
 static void on_handle_closed(uv_handle_t *handle)
 {
-    cairn_stream_drop(handle->data);
+    stream_drop(handle->data);
 }
 
 // `why` was written already.
@@ -245,7 +257,7 @@ static void on_written(uv_write_t *request, int error)
 {
     struct cairn_stream *stream = request->data;
     stream->is_writing = false;
-    cairn_outbox_frames_empty(&stream->writing);
+    outbox_frames_empty(&stream->writing);
     if (stream->state == CAIRN_STREAM_CLOSING) return;
     if (error != 0) {
         cairn_stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
@@ -260,7 +272,7 @@ static void on_written(uv_write_t *request, int error)
 static void write_pending(struct cairn_stream *stream)
 {
     if (stream->is_writing) return;
-    const cairn_status status = cairn_outbox_take(&stream->pending, &stream->writing);
+    const cairn_status status = outbox_take(&stream->pending, &stream->writing);
     if (status == CAIRN_ERR_NOT_FOUND) return;
     if (status != CAIRN_OK) {
         cairn_stream_close(stream, status, "no memory for a page to %s", stream->peer);
@@ -310,7 +322,7 @@ static cairn_status queue_frame(struct cairn_stream *stream, const uint8_t *head
     cairn_status status = judge_send(stream, cairn_stream_queued_bytes(stream),
                                      head_bytes + tail_bytes, stream->send_queue_bytes, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_outbox_add(&stream->pending, head, head_bytes, tail, tail_bytes);
+    status = outbox_add(&stream->pending, head, head_bytes, tail, tail_bytes);
     if (status != CAIRN_OK)
         return cairn_fail(why, status, "no memory to queue %zu bytes for %s",
                           head_bytes + tail_bytes, stream->peer);
@@ -350,14 +362,15 @@ cairn_status cairn_stream_send_pages(struct cairn_stream *stream, uint32_t reque
     cairn_status status = judge_send(stream, stream->pending.paged_bytes, packed->size,
                                      CAIRN_STREAM_PAGED_BYTES, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_outbox_add_pages(&stream->pending, request, what, packed);
+    status = outbox_add_pages(&stream->pending, request, what, packed);
     if (status != CAIRN_OK)
         return cairn_fail(why, status, "no memory to queue pages for %s", stream->peer);
     if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
     return CAIRN_OK;
 }
 
-void cairn_stream_begin(struct cairn_stream *stream)
+/* The connection stands: read, and write what waits. */
+static void stream_begin(struct cairn_stream *stream)
 {
     stream->state = CAIRN_STREAM_OPEN;
     begin_reading(stream);
@@ -427,7 +440,7 @@ static void on_connected(uv_connect_t *request, int error)
     }
     uv_timer_stop(&stream->timer);
     if (stream->io.handle.type == UV_TCP) uv_tcp_nodelay(&stream->io.tcp, 1);
-    cairn_stream_begin(stream);
+    stream_begin(stream);
     if (stream->state == CAIRN_STREAM_OPEN && stream->events.on_open != NULL)
         stream->events.on_open(stream, stream->context);
 }
@@ -455,10 +468,10 @@ static void on_resolved(uv_getaddrinfo_t *request, int error, struct addrinfo *f
         if (error != 0)
             fail(stream, error);
         else
-            connect_socket(stream, cairn_address_choose(found)->ai_addr);
+            connect_socket(stream, address_choose(found)->ai_addr);
     }
     uv_freeaddrinfo(found);
-    cairn_stream_drop(stream);
+    stream_drop(stream);
 }
 
 static void resolve_name(struct cairn_stream *stream, const struct cairn_address *address)
@@ -501,8 +514,7 @@ cairn_status cairn_stream_connect(uv_loop_t *loop, const struct cairn_address *a
                                   const struct cairn_stream_events *events, void *context,
                                   struct cairn_stream **stream_out, struct cairn_sentence *why)
 {
-    struct cairn_stream *stream = cairn_stream_new(loop, address->is_unix, options, events, context,
-                                                   why);
+    struct cairn_stream *stream = stream_new(loop, address->is_unix, options, events, context, why);
     if (stream == NULL) return CAIRN_ERR_NO_MEMORY;
     stream->state = CAIRN_STREAM_CONNECTING;
     stream->timeout_ms = timeout_ms;
@@ -544,8 +556,8 @@ cairn_status cairn_stream_accept(uv_stream_t *server, const struct cairn_stream_
                                  const struct cairn_stream_events *events, void *context,
                                  struct cairn_stream **stream_out, struct cairn_sentence *why)
 {
-    struct cairn_stream *stream = cairn_stream_new(server->loop, server->type == UV_NAMED_PIPE,
-                                                   options, events, context, why);
+    struct cairn_stream *stream = stream_new(server->loop, server->type == UV_NAMED_PIPE, options,
+                                             events, context, why);
     if (stream == NULL) return CAIRN_ERR_NO_MEMORY;
     const int error = uv_accept(server, &stream->io.stream);
     if (error != 0) {
@@ -556,7 +568,7 @@ cairn_status cairn_stream_accept(uv_stream_t *server, const struct cairn_stream_
     }
     name_peer(stream);
     if (stream->io.handle.type == UV_TCP) uv_tcp_nodelay(&stream->io.tcp, 1);
-    cairn_stream_begin(stream);
+    stream_begin(stream);
     *stream_out = stream;
     return CAIRN_OK;
 }
@@ -574,15 +586,16 @@ struct cairn_outbox_pages {
     struct cairn_outbox_frames behind; /* until the next pages */
 };
 
-void cairn_outbox_frames_release(struct cairn_outbox_frames *frames)
+static void outbox_frames_release(struct cairn_outbox_frames *frames)
 {
     free(frames->bytes);
     *frames = (struct cairn_outbox_frames) { 0 };
 }
 
-void cairn_outbox_frames_empty(struct cairn_outbox_frames *frames)
+/* Keeps the memory if it is little. */
+static void outbox_frames_empty(struct cairn_outbox_frames *frames)
 {
-    if (frames->capacity_bytes > KEEP_BYTES) cairn_outbox_frames_release(frames);
+    if (frames->capacity_bytes > KEEP_BYTES) outbox_frames_release(frames);
     frames->used_bytes = 0;
 }
 
@@ -605,8 +618,9 @@ static void append(struct cairn_outbox_frames *frames, const uint8_t *bytes, siz
     frames->used_bytes += byte_count;
 }
 
-cairn_status cairn_outbox_add(struct cairn_outbox *box, const uint8_t *head, size_t head_bytes,
-                              const uint8_t *tail, size_t tail_bytes)
+/* Adds a frame: its header and what follows. CAIRN_ERR_NO_MEMORY: nothing was added. */
+static cairn_status outbox_add(struct cairn_outbox *box, const uint8_t *head, size_t head_bytes,
+                               const uint8_t *tail, size_t tail_bytes)
 {
     struct cairn_outbox_frames *frames = box->last != NULL ? &box->last->behind : &box->frames;
     const cairn_status status = reserve(frames, head_bytes + tail_bytes);
@@ -617,8 +631,9 @@ cairn_status cairn_outbox_add(struct cairn_outbox *box, const uint8_t *head, siz
     return CAIRN_OK;
 }
 
-cairn_status cairn_outbox_add_pages(struct cairn_outbox *box, uint32_t request,
-                                    enum cairn_page_what what, struct cairn_packed *packed)
+/* Adds a Page frame for each CAIRN_PAGE_BYTES of `packed`, which it holds until they are taken. */
+static cairn_status outbox_add_pages(struct cairn_outbox *box, uint32_t request,
+                                     enum cairn_page_what what, struct cairn_packed *packed)
 {
     if (packed->size == 0) return CAIRN_OK;
     struct cairn_outbox_pages *pages = calloc(1, sizeof *pages);
@@ -639,7 +654,7 @@ cairn_status cairn_outbox_add_pages(struct cairn_outbox *box, uint32_t request,
 static void drop_first(struct cairn_outbox *box)
 {
     struct cairn_outbox_pages *pages = box->first;
-    cairn_outbox_frames_release(&box->frames);
+    outbox_frames_release(&box->frames);
     box->frames = pages->behind;
     box->first = pages->next;
     if (box->first == NULL) box->last = NULL;
@@ -660,14 +675,16 @@ static cairn_status take_page(struct cairn_outbox *box, struct cairn_outbox_fram
     cairn_status status = cairn_frame_pack(CAIRN_MSG_PAGE, pages->request, &page.base,
                                            CAIRN_FRAME_BYTES_MAX, &frame, &frame_bytes, NULL);
     if (status != CAIRN_OK) return status;
-    cairn_outbox_frames_release(out);
+    outbox_frames_release(out);
     *out = (struct cairn_outbox_frames) { frame, frame_bytes, frame_bytes };
     pages->offset += cut;
     if (pages->offset == packed->size) drop_first(box);
     return CAIRN_OK;
 }
 
-cairn_status cairn_outbox_take(struct cairn_outbox *box, struct cairn_outbox_frames *out)
+/* Moves what is to be written next to `out`, which is empty: all frames at the front, or one page.
+ * CAIRN_ERR_NOT_FOUND: nothing waits. CAIRN_ERR_NO_MEMORY: nothing was moved. */
+static cairn_status outbox_take(struct cairn_outbox *box, struct cairn_outbox_frames *out)
 {
     if (box->frames.used_bytes > 0) {
         const struct cairn_outbox_frames emptied = *out;
@@ -679,10 +696,10 @@ cairn_status cairn_outbox_take(struct cairn_outbox *box, struct cairn_outbox_fra
     return box->first != NULL ? take_page(box, out) : CAIRN_ERR_NOT_FOUND;
 }
 
-void cairn_outbox_release(struct cairn_outbox *box)
+static void outbox_release(struct cairn_outbox *box)
 {
     while (box->first != NULL) drop_first(box);
-    cairn_outbox_frames_release(&box->frames);
+    outbox_frames_release(&box->frames);
     box->frame_bytes = 0;
 }
 
@@ -807,14 +824,15 @@ cairn_status cairn_address_resolve(const struct cairn_address *address,
         return cairn_fail(why, CAIRN_ERR_UNREACHABLE, "there is no host \"%.200s\": %s",
                           address->host, gai_strerror(error));
     memset(addr_out, 0, sizeof *addr_out);
-    const struct addrinfo *chosen = cairn_address_choose(found);
+    const struct addrinfo *chosen = address_choose(found);
     memcpy(addr_out, chosen->ai_addr, chosen->ai_addrlen);
     *addr_bytes_out = chosen->ai_addrlen;
     freeaddrinfo(found);
     return CAIRN_OK;
 }
 
-const struct addrinfo *cairn_address_choose(const struct addrinfo *list)
+/* Which of the addresses that the name service gave is taken. Never NULL for a list that is not. */
+static const struct addrinfo *address_choose(const struct addrinfo *list)
 {
     for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
         if (item->ai_family == AF_INET) return item;

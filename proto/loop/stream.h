@@ -64,8 +64,6 @@ CAIRN_MUST_CHECK cairn_status cairn_address_resolve(const struct cairn_address *
                                                     struct sockaddr_storage *addr_out,
                                                     socklen_t *addr_bytes_out,
                                                     struct cairn_sentence *why);
-/* Which of the addresses that the name service gave is taken. Never NULL for a list that is not. */
-const struct addrinfo *cairn_address_choose(const struct addrinfo *list);
 
 /* The socket of a host's coordinator, where none is named: coordinator.sock in RUNTIME_DIR/cairn, which is
  * the user's own; without a RUNTIME_DIR (XDG_RUNTIME_DIR of the environment; NULL or "") in /run/cairn. */
@@ -100,23 +98,6 @@ struct cairn_outbox {
     size_t frame_bytes;                      /* of all frames that wait, pages not counted */
     uint64_t paged_bytes;                    /* of all that is held to be sent in pages */
 };
-
-/* Adds a frame: its header and what follows. CAIRN_ERR_NO_MEMORY: nothing was added. */
-cairn_status cairn_outbox_add(struct cairn_outbox *box, const uint8_t *head, size_t head_bytes,
-                              const uint8_t *tail, size_t tail_bytes) CAIRN_MUST_CHECK;
-/* Adds a Page frame for each CAIRN_PAGE_BYTES of `packed`, which it holds until they are taken. */
-cairn_status cairn_outbox_add_pages(struct cairn_outbox *box, uint32_t request,
-                                    enum cairn_page_what what,
-                                    struct cairn_packed *packed) CAIRN_MUST_CHECK;
-/* Moves what is to be written next to `out`, which is empty: all frames at the front, or one page.
- * CAIRN_ERR_NOT_FOUND: nothing waits. CAIRN_ERR_NO_MEMORY: nothing was moved. */
-cairn_status cairn_outbox_take(struct cairn_outbox *box,
-                               struct cairn_outbox_frames *out) CAIRN_MUST_CHECK;
-void cairn_outbox_release(struct cairn_outbox *box);
-
-/* Keeps the memory if it is little. */
-void cairn_outbox_frames_empty(struct cairn_outbox_frames *frames);
-void cairn_outbox_frames_release(struct cairn_outbox_frames *frames);
 
 /* ==== stream ==== */
 

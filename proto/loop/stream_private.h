@@ -49,14 +49,4 @@ struct cairn_stream {
     void *context;
 };
 
-/* A stream with its handles initialized; NULL with a sentence if there is no memory. */
-struct cairn_stream *cairn_stream_new(uv_loop_t *loop, bool is_unix,
-                                      const struct cairn_stream_options *options,
-                                      const struct cairn_stream_events *events, void *context,
-                                      struct cairn_sentence *why);
-/* The connection stands: read, and write what waits. */
-void cairn_stream_begin(struct cairn_stream *stream);
-/* One of the counted handles is closed; the last one frees the stream. */
-void cairn_stream_drop(struct cairn_stream *stream);
-
 #endif

@@ -8,6 +8,11 @@
 #include "proto/plan/reshard.h"
 #include "proto/spec/spec.h"
 
+static cairn_status plan_place(struct plan_cut *cut);
+static void plan_order_line(struct free_unit **units, size_t count);
+static size_t plan_find_stiff(struct placing *p, struct free_unit **units, size_t count);
+static void plan_wind(struct placing *p, struct free_unit **units, size_t count);
+
 uint64_t cairn_plan_scale(uint64_t a, uint64_t num, uint64_t den)
 {
     return (uint64_t)((unsigned __int128)a * num / den);
@@ -264,7 +269,7 @@ static cairn_status fill_table(struct plan_cut *cut)
     cairn_status status = cut->keeps ? cairn_plan_keep(cut) : free_everything(cut);
     if (status == CAIRN_OK)
         status = cairn_plan_sort(&cut->free_runs, cut->rank, request->tensor_count);
-    if (status == CAIRN_OK) status = cairn_plan_place(cut);
+    if (status == CAIRN_OK) status = plan_place(cut);
     if (status == CAIRN_OK) status = cairn_plan_sort(&cut->table, NULL, request->tensor_count);
     if (status == CAIRN_OK) cairn_plan_join(&cut->table);
     return status;
@@ -340,7 +345,9 @@ uint64_t cairn_plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_
     return over >= next - over ? quanta + 1 : quanta;
 }
 
-uint64_t cairn_plan_take(struct placing *p, struct cursor *at, uint64_t end, uint32_t shard)
+/* Gives the shard everything up to the quantum's edge nearest to `end` bytes of the unit; returns the
+ * bytes given. A failure is kept in p->status. */
+static uint64_t plan_take(struct placing *p, struct cursor *at, uint64_t end, uint32_t shard)
 {
     struct plan_cut *cut = p->cut;
     const uint64_t begin = at->bytes;
@@ -373,7 +380,7 @@ static void cut_over_window(struct placing *p, const struct free_unit *unit, uin
     for (uint32_t i = 0; i < count; i++) {
         passed += sum == 0 ? 1 : p->pieces[i];
         const uint64_t end = cairn_plan_scale(unit->bytes, passed, sum == 0 ? count : sum);
-        (void)cairn_plan_take(p, &at, end, p->window[i]);
+        (void)plan_take(p, &at, end, p->window[i]);
     }
 }
 
@@ -414,7 +421,9 @@ static void level(struct placing *p)
     }
 }
 
-uint64_t cairn_plan_short(const struct plan_cut *cut, uint32_t s, uint64_t bytes)
+/* How many bytes a shard is short of its goal once `bytes` more have been placed, the rounding so
+ * far included. */
+static uint64_t plan_short(const struct plan_cut *cut, uint32_t s, uint64_t bytes)
 {
     if (cut->wanted_bytes == 0) return 0;
     const struct cut_shard *shard = &cut->shards[s];
@@ -504,7 +513,7 @@ static void place_whole(struct placing *p, const struct free_unit *unit, uint32_
     const uint32_t count = p->cut->receiver_count;
     for (uint32_t i = 0; i < count; i++) {
         p->window[i] = p->cut->receivers[(start + i) % count];
-        p->pieces[i] = cairn_plan_short(p->cut, p->window[i], unit->bytes);
+        p->pieces[i] = plan_short(p->cut, p->window[i], unit->bytes);
     }
     cut_over_window(p, unit, count);
 }
@@ -548,14 +557,14 @@ static void place_some(struct placing *p)
     for (size_t u = 0; u < p->unit_count; u++)
         if (p->units[u].may_use > 1 && p->units[u].may_use < p->cut->receiver_count)
             p->sorted[count++] = &p->units[u];
-    cairn_plan_order_line(p->sorted, count);
+    plan_order_line(p->sorted, count);
     for (int tries = 0; tries < SINGLE_LAP_TRIES; tries++) {
-        const size_t stiff = cairn_plan_find_stiff(p, p->sorted, count);
+        const size_t stiff = plan_find_stiff(p, p->sorted, count);
         if (stiff == 0) break;
         count -= stiff;
         place_stiff(p, p->sorted + count, stiff);
     }
-    cairn_plan_wind(p, p->sorted, count);
+    plan_wind(p, p->sorted, count);
 }
 
 static cairn_status open_placing(struct placing *p, struct plan_cut *cut)
@@ -599,7 +608,8 @@ static void place_all(struct placing *p)
             place_whole(p, &p->units[u], start++ % p->cut->receiver_count);
 }
 
-cairn_status cairn_plan_place(struct plan_cut *cut)
+/* Places all free runs, which are in canonical order, on the receivers. */
+static cairn_status plan_place(struct plan_cut *cut)
 {
     if (cut->free_runs.count == 0) return CAIRN_OK;
     struct placing p;
@@ -643,7 +653,8 @@ static int compare_by_step(const void *a, const void *b)
     return x->number < y->number ? -1 : 1;
 }
 
-void cairn_plan_order_line(struct free_unit **units, size_t count)
+/* Orders the units of a line, all with 2 <= may_use < receiver_count. */
+static void plan_order_line(struct free_unit **units, size_t count)
 {
     qsort(units, count, sizeof(struct free_unit *), compare_by_step);
 }
@@ -671,7 +682,9 @@ static uint32_t walk_on(struct walk *walk, uint64_t bytes)
     }
 }
 
-size_t cairn_plan_find_stiff(struct placing *p, struct free_unit **units, size_t count)
+/* The units that would use more shards than they may, were the line wound in one lap: moves them
+ * behind the others, [count - returned, count). */
+static size_t plan_find_stiff(struct placing *p, struct free_unit **units, size_t count)
 {
     if (count == 0 || step_of(units[count - 1]) <= p->cut->free_bytes / p->cut->receiver_count)
         return 0; // even the longest step fits an average share
@@ -708,7 +721,7 @@ static void share_lap(struct placing *p, uint64_t bytes)
     const uint32_t count = p->cut->receiver_count;
     uint64_t sum = 0, passed = 0, given = 0;
     for (uint32_t i = 0; i < count; i++) {
-        p->pieces[i] = cairn_plan_short(p->cut, p->cut->receivers[i], bytes);
+        p->pieces[i] = plan_short(p->cut, p->cut->receivers[i], bytes);
         sum += p->pieces[i];
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -757,14 +770,15 @@ static void fill_piece(struct line *line, uint32_t i)
         const uint64_t bytes = cairn_plan_scale(room, line->longer, line->from);
         const int is_last = bytes >= left || line->used + 1 == unit->may_use;
         line->nominal = is_last ? unit->bytes : line->nominal + bytes;
-        line->used += cairn_plan_take(line->p, &line->at, line->nominal, shard) > 0;
+        line->used += plan_take(line->p, &line->at, line->nominal, shard) > 0;
         if (line->at.bytes < unit->bytes) return; // the piece is full
         room = bytes < left ? 0 : room - cairn_plan_scale(left, line->from, line->longer);
         if (++line->next < line->count) begin_unit(line);
     }
 }
 
-void cairn_plan_wind(struct placing *p, struct free_unit **units, size_t count)
+/* Places an ordered line. */
+static void plan_wind(struct placing *p, struct free_unit **units, size_t count)
 {
     if (count == 0) return;
     struct line line = { .p = p, .units = units, .count = count };
@@ -778,7 +792,9 @@ void cairn_plan_wind(struct placing *p, struct free_unit **units, size_t count)
 
 /* ==== plan job ==== */
 
-uint32_t cairn_plan_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
+/* The bytes that an element costs its shard: master, sum, two published versions, the optimizer's
+ * planes. */
+static uint32_t plan_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
 {
     const struct cairn_tensor_spec *t = &spec->tensors[tensor];
     uint32_t bytes = (uint32_t)(cairn_dtype_bytes((int)t->master) +
@@ -808,7 +824,7 @@ struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data 
 {
     struct cairn_layout_tensor *tensors = list_tensors(spec);
     for (size_t i = 0; tensors != NULL && i < spec->tensor_count; i++)
-        tensors[i].elem_bytes = cairn_plan_elem_weight(spec, i);
+        tensors[i].elem_bytes = plan_elem_weight(spec, i);
     return tensors;
 }
 
@@ -817,7 +833,7 @@ uint64_t cairn_plan_extent_bytes(const struct cairn_job_spec_data *spec,
                                  const struct cairn_extent *extent)
 {
     return extent->quantum_count * layout->geometry[extent->tensor].quantum_elems *
-           cairn_plan_elem_weight(spec, extent->tensor);
+           plan_elem_weight(spec, extent->tensor);
 }
 
 cairn_status cairn_plan_job_decode(const struct cairn_job_spec_data *spec, const uint8_t *data,

@@ -130,9 +130,6 @@ cairn_status cairn_plan_extend(const struct cairn_layout_tensor *tensors, uint32
 
 /* The planner (plan.h) for the tensors of a job: what an element of each costs, and the fresh table. Pure. */
 
-/* The bytes that an element costs its shard: master, sum, two published versions, the optimizer's
- * planes. */
-uint32_t cairn_plan_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor);
 /* For the planner, [tensor_count], the caller's; NULL: no memory. */
 struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec);
 /* The bytes that an extent of a layout of the spec costs its shard; a tensor's last quantum counts

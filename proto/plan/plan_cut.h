@@ -117,18 +117,11 @@ cairn_status cairn_plan_sort(struct extent_list *list, const uint32_t *key,
                              uint32_t tensor_count) CAIRN_MUST_CHECK;
 /* Fills table with what stays where it is, free_runs with the rest, and chooses the receivers. */
 cairn_status cairn_plan_keep(struct plan_cut *cut) CAIRN_MUST_CHECK;
-/* Places all free runs, which are in canonical order, on the receivers. */
-cairn_status cairn_plan_place(struct plan_cut *cut) CAIRN_MUST_CHECK;
+
 /* Fills the report on the finished layout. */
 cairn_status cairn_plan_describe(const struct plan_cut *cut, const struct cairn_layout *layout,
                                  struct cairn_plan_report *report_out) CAIRN_MUST_CHECK;
 
-/* Gives the shard everything up to the quantum's edge nearest to `end` bytes of the unit; returns the
- * bytes given. A failure is kept in p->status. */
-uint64_t cairn_plan_take(struct placing *p, struct cursor *at, uint64_t end, uint32_t shard);
-/* How many bytes a shard is short of its goal once `bytes` more have been placed, the rounding so
- * far included. */
-uint64_t cairn_plan_short(const struct plan_cut *cut, uint32_t shard, uint64_t bytes);
 /* Quanta of [first, first + count) to take for `room` bytes: the nearest edge. */
 uint64_t cairn_plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t first,
                             uint64_t count, uint64_t room);
@@ -140,12 +133,5 @@ uint32_t cairn_plan_heap_pop(struct placing *p);
 void cairn_plan_heap_sink(struct placing *p, uint32_t i);
 /* Places what a re-plan freed; 0: nothing is placed, since the receivers would not be level. */
 int cairn_plan_fill(struct placing *p);
-/* Orders the units of a line, all with 2 <= may_use < receiver_count. */
-void cairn_plan_order_line(struct free_unit **units, size_t count);
-/* The units that would use more shards than they may, were the line wound in one lap: moves them
- * behind the others, [count - returned, count). */
-size_t cairn_plan_find_stiff(struct placing *p, struct free_unit **units, size_t count);
-/* Places an ordered line. */
-void cairn_plan_wind(struct placing *p, struct free_unit **units, size_t count);
 
 #endif

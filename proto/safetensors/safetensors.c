@@ -36,7 +36,8 @@ static const struct {
     { "U64", 64, 0 },
 };
 
-int cairn_safetensors_dtype_rank(const char *dtype_name)
+/* The rank of a dtype in the format's order (see build), by its name; -1 if there is none such. */
+static int safetensors_dtype_rank(const char *dtype_name)
 {
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
         if (strcmp(dtypes[i].name, dtype_name) == 0) return (int)i;
@@ -44,7 +45,8 @@ int cairn_safetensors_dtype_rank(const char *dtype_name)
     return -1;
 }
 
-uint32_t cairn_safetensors_dtype_bits(int rank)
+/* Bits of one number of that rank. */
+static uint32_t safetensors_dtype_bits(int rank)
 {
     return dtypes[rank].bits;
 }
@@ -101,7 +103,7 @@ static cairn_status read_entry(const char *key, const json_t *value,
         read_numbers(json_object_get(value, "data_offsets"), offsets, 2) != 2) {
         return wrong(why, key, "it needs dtype, shape and two data_offsets, and nothing else");
     }
-    const int rank = cairn_safetensors_dtype_rank(dtype);
+    const int rank = safetensors_dtype_rank(dtype);
     if (rank < 0) return wrong(why, key, "its dtype is not one of the format");
     if (json_array_size(shape) > CAIRN_RANK_MAX) {
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "tensor \"%s\" has %zu dimensions, over %d",
@@ -128,7 +130,7 @@ static int offset_order(const void *a, const void *b)
 
 static cairn_status judge_size(const struct cairn_safetensors_entry *e, struct cairn_sentence *why)
 {
-    uint64_t bits = dtypes[cairn_safetensors_dtype_rank(e->dtype_name)].bits;
+    uint64_t bits = dtypes[safetensors_dtype_rank(e->dtype_name)].bits;
     for (uint32_t d = 0; d < e->box.rank; d++) {
         if (__builtin_mul_overflow(bits, e->box.extent[d], &bits)) {
             return wrong(why, e->key, "its shape overflows 64 bits");
@@ -569,14 +571,14 @@ static const char *dtype_name_of(cairn_dtype dtype)
 static int file_order(const void *a, const void *b)
 {
     const struct cairn_safetensors_entry *x = a, *y = b;
-    const int rank_x = cairn_safetensors_dtype_rank(x->dtype_name);
-    const int rank_y = cairn_safetensors_dtype_rank(y->dtype_name);
+    const int rank_x = safetensors_dtype_rank(x->dtype_name);
+    const int rank_y = safetensors_dtype_rank(y->dtype_name);
     return rank_x != rank_y ? (rank_x < rank_y ? 1 : -1) : strcmp(x->key, y->key);
 }
 
 static uint64_t entry_data_bytes(const struct cairn_safetensors_entry *e)
 {
-    uint64_t bytes = cairn_safetensors_dtype_bits(cairn_safetensors_dtype_rank(e->dtype_name)) / 8;
+    uint64_t bytes = safetensors_dtype_bits(safetensors_dtype_rank(e->dtype_name)) / 8;
     for (uint32_t d = 0; d < e->box.rank; d++) {
         const bool fits = !__builtin_mul_overflow(bytes, e->box.extent[d], &bytes);
         assert(fits);

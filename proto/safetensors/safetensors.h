@@ -80,11 +80,6 @@ cairn_status cairn_safetensors_parse(const uint8_t *json, size_t json_bytes, uin
                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_safetensors_release(struct cairn_safetensors *s);
 
-/* The rank of a dtype in the format's order (see build), by its name; -1 if there is none such. */
-int cairn_safetensors_dtype_rank(const char *dtype_name);
-/* Bits of one number of that rank. */
-uint32_t cairn_safetensors_dtype_bits(int rank);
-
 /* ==== safetensors folder ==== */
 
 /* Weights that somebody else saved, as a source of initial state: one .safetensors file, or a folder as
@@ -120,7 +115,6 @@ struct cairn_safetensors_index {
 cairn_status cairn_safetensors_index_parse(const char *text, size_t text_bytes,
                                            struct cairn_safetensors_index *out,
                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_safetensors_index_release(struct cairn_safetensors_index *index);
 
 /* ---- the weights ---- */
 

@@ -12,6 +12,8 @@
 
 #include "proto/safetensors/safetensors_private.h"
 
+static void safetensors_index_release(struct cairn_safetensors_index *index);
+
 cairn_status cairn_weights_pread(int fd, const char *path, void *out, size_t count, uint64_t offset,
                                  struct cairn_sentence *why)
 {
@@ -252,7 +254,7 @@ static cairn_status load_folder(struct cairn_weights *w, const char *folder, uin
     free(path);
     if (status != CAIRN_OK) return status;
     status = load_indexed(w, folder, &index, budget, why);
-    cairn_safetensors_index_release(&index);
+    safetensors_index_release(&index);
     return status;
 }
 
@@ -453,14 +455,14 @@ cairn_status cairn_safetensors_index_parse(const char *text, size_t text_bytes,
     cairn_status status = read_map(json_object_get(root, "weight_map"), &index, why);
     json_decref(root);
     if (status != CAIRN_OK) {
-        cairn_safetensors_index_release(&index);
+        safetensors_index_release(&index);
         return status;
     }
     *out = index;
     return CAIRN_OK;
 }
 
-void cairn_safetensors_index_release(struct cairn_safetensors_index *index)
+static void safetensors_index_release(struct cairn_safetensors_index *index)
 {
     for (size_t i = 0; i < index->file_count; i++) free(index->files[i]);
     for (size_t i = 0; i < index->entry_count; i++) free(index->entries[i].key);

@@ -75,8 +75,9 @@ bool cairn_snapshot_path_ok(const char *path)
     return strcmp(again, path) == 0;
 }
 
-uint32_t cairn_snapshot_folder_planes(const struct cairn_job_spec_data *spec, size_t tensor,
-                                      enum cairn_snapshot_folder folder)
+/* The planes of the tensor (cairn_spec_planes) that are in the folder. */
+static uint32_t snapshot_folder_planes(const struct cairn_job_spec_data *spec, size_t tensor,
+                                       enum cairn_snapshot_folder folder)
 {
     const uint32_t stored = cairn_spec_planes(spec, tensor);
     const uint32_t master = stored & 1u << CAIRN_PLANE_PARAM;
@@ -121,8 +122,7 @@ bool cairn_snapshot_key_find(const struct cairn_job_spec_data *spec,
         char name[CAIRN_SNAPSHOT_KEY_BYTES];
         if (optim && !strip_state(key, plane, name)) continue;
         const size_t tensor = cairn_spec_find_tensor(spec, optim ? name : key);
-        if (tensor == SIZE_MAX ||
-            (cairn_snapshot_folder_planes(spec, tensor, folder) & 1u << plane) == 0)
+        if (tensor == SIZE_MAX || (snapshot_folder_planes(spec, tensor, folder) & 1u << plane) == 0)
             continue;
         *tensor_out = (uint32_t)tensor;
         *plane_out = plane;
@@ -345,7 +345,7 @@ static cairn_status add_entry(struct cairn_snapshot_file *file,
 static cairn_status add_box(struct folder *folder, struct cairn_snapshot_file *file,
                             uint32_t tensor, const struct cairn_box *box, uint64_t first_elem)
 {
-    const uint32_t stored = cairn_snapshot_folder_planes(folder->spec, tensor, folder->which);
+    const uint32_t stored = snapshot_folder_planes(folder->spec, tensor, folder->which);
     for (uint32_t plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
         if ((stored & 1u << plane) == 0) continue;
         char key[CAIRN_SNAPSHOT_KEY_BYTES];
@@ -436,7 +436,7 @@ static cairn_status fill_folder(struct folder *folder, const struct cairn_snapsh
     judge_order(folder->spec, ranges, range_count);
     for (size_t i = 0; i < range_count; i++) {
         const struct cairn_snapshot_range range = join_ranges(ranges, range_count, &i);
-        if (cairn_snapshot_folder_planes(folder->spec, range.tensor, folder->which) == 0) continue;
+        if (snapshot_folder_planes(folder->spec, range.tensor, folder->which) == 0) continue;
         cairn_status status = add_range(folder, &range, &box_count);
         if (status != CAIRN_OK) return status;
         if (i + 1 < range_count && ranges[i + 1].tensor == range.tensor) continue;

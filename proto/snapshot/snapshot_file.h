@@ -82,9 +82,7 @@ enum cairn_snapshot_folder {
 const char *cairn_snapshot_folder_name(enum cairn_snapshot_folder folder);
 /* The folder that a path of a file begins with; CAIRN_SNAPSHOT_FOLDERS: none of them. */
 enum cairn_snapshot_folder cairn_snapshot_folder_of(const char *path);
-/* The planes of the tensor (cairn_spec_planes) that are in the folder. */
-uint32_t cairn_snapshot_folder_planes(const struct cairn_job_spec_data *spec, size_t tensor,
-                                      enum cairn_snapshot_folder folder);
+
 /* The tensor (index in the canonical spec) and plane of a key found in a folder; false if that plane is
  * not stored there. */
 bool cairn_snapshot_key_find(const struct cairn_job_spec_data *spec,

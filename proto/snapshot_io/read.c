@@ -12,6 +12,9 @@
 #include "proto/spec/spec.h"
 #include "proto/store/storage.h"
 
+static void block_reader_return(struct cairn_block_reader *r);
+static bool block_reader_want(struct cairn_block_reader *r, size_t file, uint64_t block);
+
 /* Reads all of [offset, offset + count), or says why not. */
 static cairn_status read_fully(struct cairn_storage_file *file, void *out, size_t count,
                                uint64_t offset, const char *path, struct cairn_sentence *why)
@@ -261,7 +264,7 @@ static cairn_status read_bytes(struct cairn_snapshot *s, size_t file, uint64_t f
         if (status != CAIRN_OK) break;
         const size_t part = have - skip < count ? have - skip : count;
         memcpy(out, bytes + skip, part);
-        if (skip + part == have) cairn_block_reader_return(s->reader); // mostly read in order
+        if (skip + part == have) block_reader_return(s->reader); // mostly read in order
         out += part;
         first += part;
         count -= part;
@@ -328,8 +331,7 @@ static uint64_t want_bytes(struct cairn_snapshot *s, size_t file, uint64_t first
 {
     const uint64_t end = first + count;
     uint64_t block = first / CAIRN_SNAPSHOT_BLOCK_BYTES;
-    while (block * CAIRN_SNAPSHOT_BLOCK_BYTES < end &&
-           cairn_block_reader_want(s->reader, file, block))
+    while (block * CAIRN_SNAPSHOT_BLOCK_BYTES < end && block_reader_want(s->reader, file, block))
         block++;
     const uint64_t wanted = block * CAIRN_SNAPSHOT_BLOCK_BYTES;
     return wanted <= first ? 0 : wanted < end ? wanted - first : count;
@@ -386,7 +388,7 @@ struct cairn_block_reader {
     pthread_t threads[THREADS_MAX];
     struct handle own; /* of who calls, if there are no threads */
     struct slot *lent; /* to who calls; NULL: none */
-    bool is_told;      /* by cairn_block_reader_want, what comes next */
+    bool is_told;      /* by block_reader_want, what comes next */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     /* under the mutex, as the states of slots */
@@ -584,7 +586,7 @@ static uint32_t count_ahead(const struct cairn_block_reader *r)
     return count;
 }
 
-bool cairn_block_reader_want(struct cairn_block_reader *r, size_t file, uint64_t block)
+static bool block_reader_want(struct cairn_block_reader *r, size_t file, uint64_t block)
 {
     start_threads(r, file);
     if (r->thread_count == 0) return false;
@@ -606,7 +608,8 @@ bool cairn_block_reader_want(struct cairn_block_reader *r, size_t file, uint64_t
     return slot != NULL;
 }
 
-void cairn_block_reader_return(struct cairn_block_reader *r)
+/* The block that get gave last is not needed any more: its place is reused first. */
+static void block_reader_return(struct cairn_block_reader *r)
 {
     pthread_mutex_lock(&r->mutex);
     if (r->lent != NULL) r->lent->is_done = true;

@@ -49,12 +49,10 @@ cairn_status cairn_block_reader_open(const char *folder, const struct cairn_mani
 cairn_status cairn_block_reader_get(struct cairn_block_reader *reader, size_t file, uint64_t block,
                                     const uint8_t **bytes_out, size_t *count_out,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* The block that get gave last is not needed any more: its place is reused first. */
-void cairn_block_reader_return(struct cairn_block_reader *reader);
+
 /* For a caller that does not read one file after the other: this block will be asked for, after
  * those that were wanted before. False: there is no room for it yet (blocks that are returned make
  * some), or nothing is read ahead. */
-bool cairn_block_reader_want(struct cairn_block_reader *reader, size_t file, uint64_t block);
 void cairn_block_reader_close(struct cairn_block_reader *reader);
 
 /* The sentence of a file that cannot be opened, or has another size than the manifest says; what the

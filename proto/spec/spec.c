@@ -7,6 +7,8 @@
 #include "proto/base/text.h"
 #include "proto/spec/spec_fields.h"
 
+static void spec_fields_unsign_zeros(const struct cairn_spec_table *table, void *object);
+
 void cairn_spec_init(struct cairn_job_spec_data *spec)
 {
     *spec = (struct cairn_job_spec_data) {
@@ -288,10 +290,10 @@ static void fill_defaults(struct cairn_job_spec_data *spec)
 
 static void unsign_zeros(struct cairn_job_spec_data *spec)
 {
-    cairn_spec_fields_unsign_zeros(&cairn_spec_fields, spec);
+    spec_fields_unsign_zeros(&cairn_spec_fields, spec);
     for (size_t i = 0; i < spec->group_count; i++) {
-        cairn_spec_fields_unsign_zeros(&cairn_group_fields, &spec->groups[i]);
-        cairn_spec_fields_unsign_zeros(&cairn_schedule_fields, &spec->groups[i].schedule);
+        spec_fields_unsign_zeros(&cairn_group_fields, &spec->groups[i]);
+        spec_fields_unsign_zeros(&cairn_schedule_fields, &spec->groups[i].schedule);
     }
     for (size_t i = 0; i < spec->tensor_count; i++) {
         spec->tensors[i].init.a += 0.0;
@@ -433,7 +435,8 @@ bool cairn_spec_field_is_default(const struct cairn_spec_field *field, const voi
     return cairn_spec_field_number(field, from) == field->value_default;
 }
 
-void cairn_spec_fields_unsign_zeros(const struct cairn_spec_table *table, void *object)
+/* Turns -0 into +0 in each double, as proto3 does on the way, which leaves zeros out. */
+static void spec_fields_unsign_zeros(const struct cairn_spec_table *table, void *object)
 {
     for (size_t i = 0; i < table->count; i++) {
         const struct cairn_spec_field *field = &table->fields[i];

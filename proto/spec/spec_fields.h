@@ -33,11 +33,10 @@ enum cairn_spec_part {
 };
 
 /* The allowed values: min, max, and the capability field that names them. */
-#define CAIRN_SPEC_RANGE(min, max) (min), (max), CAIRN_CAPABILITY_FIELD_COUNT
-#define CAIRN_SPEC_BELOW_1         CAIRN_SPEC_RANGE(0, 1)
-#define CAIRN_SPEC_LISTED(field) \
-    0, UINT32_MAX, CAIRN_CAPABILITY_##field                 /* what spec.h lists */
-#define CAIRN_SPEC_BY_CODE           CAIRN_SPEC_RANGE(0, 0) /* spec_check.c, spec.c judge */
+#define CAIRN_SPEC_RANGE(min, max)   (min), (max), CAIRN_CAPABILITY_FIELD_COUNT
+#define CAIRN_SPEC_BELOW_1           CAIRN_SPEC_RANGE(0, 1)
+#define CAIRN_SPEC_LISTED(field)     0, UINT32_MAX, CAIRN_CAPABILITY_##field /* what spec.h lists */
+#define CAIRN_SPEC_BY_CODE           CAIRN_SPEC_RANGE(0, 0)         /* spec_check.c, spec.c judge */
 #define CAIRN_SPEC_BY_CODE_OF(field) 0, 0, CAIRN_CAPABILITY_##field /* spec_check.c judges */
 
 /* name: in control.proto, a manifest, cairn.h, sentences | member: of struct cairn_job_spec_data | kind |
@@ -153,8 +152,7 @@ double cairn_spec_field_number(const struct cairn_spec_field *field, const void 
 void cairn_spec_field_set_bits(const struct cairn_spec_field *field, void *to, uint64_t bits);
 void cairn_spec_field_set_number(const struct cairn_spec_field *field, void *to, double number);
 bool cairn_spec_field_is_default(const struct cairn_spec_field *field, const void *from);
-/* Turns -0 into +0 in each double, as proto3 does on the way, which leaves zeros out. */
-void cairn_spec_fields_unsign_zeros(const struct cairn_spec_table *table, void *object);
+
 /* Judges a struct's fields, one by one. CAIRN_ERR_INVALID, CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) begins
  * with `subject`, "group \"x\": ", and names field, value and what is allowed. */
 cairn_status cairn_spec_fields_check(const struct cairn_spec_table *table, const void *from,

@@ -16,7 +16,23 @@
 
 #define PART_BYTES 256 /* of a path, with its NUL */
 
-cairn_status cairn_folder_failed(struct cairn_sentence *why, const char *step, const char *path)
+static cairn_status folder_put_begin(const char *at, const char *path, uint64_t bytes,
+                                     struct cairn_storage_put **put_out,
+                                     struct cairn_sentence *why);
+static cairn_status folder_put_write(struct cairn_storage_put *put, uint64_t offset,
+                                     const void *from, size_t count, struct cairn_sentence *why);
+static cairn_status folder_put_end(struct cairn_storage_put *put, cairn_status status,
+                                   struct cairn_sentence *why);
+static cairn_status folder_commit(const char *at, const char *path, const void *bytes, size_t count,
+                                  bool replace, struct cairn_sentence *why);
+static cairn_status folder_open(const char *at, const char *path, bool is_direct,
+                                struct cairn_storage_file **file_out, struct cairn_sentence *why);
+static cairn_status folder_read(struct cairn_storage_file *f, uint64_t offset, void *to,
+                                size_t count, size_t *got_out, struct cairn_sentence *why);
+static void folder_close(struct cairn_storage_file *f);
+
+/* The status of errno, and a sentence of the step that failed. */
+static cairn_status folder_failed(struct cairn_sentence *why, const char *step, const char *path)
 {
     const int error = errno;
     const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
@@ -31,14 +47,17 @@ cairn_status cairn_folder_failed(struct cairn_sentence *why, const char *step, c
                                         : "");
 }
 
-cairn_status cairn_folder_missed(struct cairn_sentence *why, const char *step, const char *path)
+/* The same, for what may be missing: CAIRN_ERR_NOT_FOUND. */
+static cairn_status folder_missed(struct cairn_sentence *why, const char *step, const char *path)
 {
     const bool missing = errno == ENOENT || errno == ENOTDIR;
-    const cairn_status status = cairn_folder_failed(why, step, path);
+    const cairn_status status = folder_failed(why, step, path);
     return missing ? CAIRN_ERR_NOT_FOUND : status;
 }
 
-int cairn_folder_open_parent(const char *at, const char *path, const char **name_out)
+/* The folder that `path` ends in, beneath `at`; *name_out: the last part of the path, "." of "". -1: errno.
+ * */
+static int folder_open_parent(const char *at, const char *path, const char **name_out)
 {
     int fd = open(at, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     for (const char *slash; fd >= 0 && (slash = strchr(path, '/')) != NULL; path = slash + 1) {
@@ -69,7 +88,7 @@ static cairn_status resolve(const char *at, char **out, struct cairn_sentence *w
         if (asprintf(&resolved, "%s/%s", here, at) < 0) resolved = NULL;
         free(here);
     }
-    if (resolved == NULL) return cairn_folder_failed(why, "resolving", at);
+    if (resolved == NULL) return folder_failed(why, "resolving", at);
     *out = resolved;
     return CAIRN_OK;
 }
@@ -84,13 +103,12 @@ static cairn_status settle_made(int parent_fd, const char *name, bool made,
                                 struct cairn_sentence *why)
 {
     const int fd = open_folder(parent_fd, name);
-    if (fd < 0) return cairn_folder_failed(why, "open", name);
+    if (fd < 0) return folder_failed(why, "open", name);
     cairn_status status = CAIRN_OK;
     if (made && cairn_file_mode_set(fd, CAIRN_SNAPSHOT_FOLDER_MODE) != 0)
-        status = cairn_folder_failed(why, "chmod", name);
+        status = folder_failed(why, "chmod", name);
     // One that was there may be another's who has not come so far, or was killed before.
-    if (status == CAIRN_OK && fsync(parent_fd) != 0)
-        status = cairn_folder_failed(why, "fsync", name);
+    if (status == CAIRN_OK && fsync(parent_fd) != 0) status = folder_failed(why, "fsync", name);
     close(fd);
     return status;
 }
@@ -99,11 +117,11 @@ static cairn_status make(const char *at, const char *path, bool exclusive,
                          struct cairn_sentence *why)
 {
     const char *name;
-    const int parent_fd = cairn_folder_open_parent(at, path, &name);
-    if (parent_fd < 0) return cairn_folder_failed(why, "open", at);
+    const int parent_fd = folder_open_parent(at, path, &name);
+    if (parent_fd < 0) return folder_failed(why, "open", at);
     const bool made = mkdirat(parent_fd, name, CAIRN_SNAPSHOT_FOLDER_MODE) == 0;
     const cairn_status status = !made && (errno != EEXIST || exclusive)
-                                    ? cairn_folder_failed(why, "mkdir", name)
+                                    ? folder_failed(why, "mkdir", name)
                                     : settle_made(parent_fd, name, made, why);
     if (made && status != CAIRN_OK) // nobody knows of it: it would stay
         (void)unlinkat(parent_fd, name, AT_REMOVEDIR);
@@ -123,19 +141,19 @@ static cairn_status list(const char *at, const char *path, cairn_storage_name_fn
                          void *context, struct cairn_sentence *why)
 {
     const char *name;
-    const int parent_fd = cairn_folder_open_parent(at, path, &name);
-    if (parent_fd < 0) return cairn_folder_missed(why, "listing", at);
+    const int parent_fd = folder_open_parent(at, path, &name);
+    if (parent_fd < 0) return folder_missed(why, "listing", at);
     const int fd = open_folder(parent_fd, name);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd); // owns fd
     cairn_status status = CAIRN_OK;
-    if (dir == NULL) status = cairn_folder_missed(why, "listing", path[0] != '\0' ? path : at);
+    if (dir == NULL) status = folder_missed(why, "listing", path[0] != '\0' ? path : at);
     if (dir == NULL && fd >= 0) close(fd);
     errno = 0;
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL; errno = 0) {
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
             on_name(context, e->d_name, is_folder(fd, e));
     }
-    if (dir != NULL && errno != 0) status = cairn_folder_failed(why, "listing", path);
+    if (dir != NULL && errno != 0) status = folder_failed(why, "listing", path);
     if (dir != NULL) closedir(dir);
     close(parent_fd);
     return status;
@@ -145,10 +163,10 @@ static cairn_status list(const char *at, const char *path, cairn_storage_name_fn
 static cairn_status stat_location(const char *at, struct cairn_sentence *why)
 {
     struct stat info;
-    if (lstat(at, &info) != 0) return cairn_folder_missed(why, "open", at);
+    if (lstat(at, &info) != 0) return folder_missed(why, "open", at);
     if (S_ISDIR(info.st_mode)) return CAIRN_OK;
     errno = S_ISLNK(info.st_mode) ? ELOOP : ENOTDIR;
-    return cairn_folder_missed(why, "open", at);
+    return folder_missed(why, "open", at);
 }
 
 static cairn_status stat_file(const char *at, const char *path, uint64_t *bytes_out,
@@ -158,11 +176,11 @@ static cairn_status stat_file(const char *at, const char *path, uint64_t *bytes_
     struct stat info;
     *bytes_out = 0;
     if (path[0] == '\0') return stat_location(at, why);
-    const int parent_fd = cairn_folder_open_parent(at, path, &name);
-    if (parent_fd < 0) return cairn_folder_missed(why, "open", path);
+    const int parent_fd = folder_open_parent(at, path, &name);
+    if (parent_fd < 0) return folder_missed(why, "open", path);
     cairn_status status = CAIRN_OK;
     if (fstatat(parent_fd, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
-        status = cairn_folder_missed(why, "reading", path);
+        status = folder_missed(why, "reading", path);
     else if (!S_ISREG(info.st_mode))
         status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s is no regular file", path);
     else
@@ -176,12 +194,12 @@ static cairn_status remove_name(const char *at, const char *path, bool folder, u
 {
     const char *name;
     struct stat info = { 0 };
-    const int parent_fd = cairn_folder_open_parent(at, path, &name);
-    if (parent_fd < 0) return cairn_folder_missed(why, "open", path);
+    const int parent_fd = folder_open_parent(at, path, &name);
+    if (parent_fd < 0) return folder_missed(why, "open", path);
     cairn_status status = CAIRN_OK;
     if (fstatat(parent_fd, name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
         unlinkat(parent_fd, name, folder ? AT_REMOVEDIR : 0) != 0)
-        status = cairn_folder_missed(why, "removing", path);
+        status = folder_missed(why, "removing", path);
     *bytes_out = status == CAIRN_OK && S_ISREG(info.st_mode) ? (uint64_t)info.st_size : 0;
     close(parent_fd);
     return status;
@@ -190,11 +208,11 @@ static cairn_status remove_name(const char *at, const char *path, bool folder, u
 static cairn_status settle(const char *at, const char *path, struct cairn_sentence *why)
 {
     const char *name;
-    const int parent_fd = cairn_folder_open_parent(at, path, &name);
-    if (parent_fd < 0) return cairn_folder_failed(why, "open", path);
+    const int parent_fd = folder_open_parent(at, path, &name);
+    if (parent_fd < 0) return folder_failed(why, "open", path);
     const int fd = open_folder(parent_fd, name);
     cairn_status status = CAIRN_OK;
-    if (fd < 0 || fsync(fd) != 0) status = cairn_folder_failed(why, "fsync", path);
+    if (fd < 0 || fsync(fd) != 0) status = folder_failed(why, "fsync", path);
     if (fd >= 0) close(fd);
     close(parent_fd);
     return status;
@@ -207,13 +225,13 @@ const struct cairn_storage cairn_storage_folder = { .scheme = "",
                                                     .stat = stat_file,
                                                     .remove = remove_name,
                                                     .settle = settle,
-                                                    .put_begin = cairn_folder_put_begin,
-                                                    .put_write = cairn_folder_put_write,
-                                                    .put_end = cairn_folder_put_end,
-                                                    .commit = cairn_folder_commit,
-                                                    .open = cairn_folder_open,
-                                                    .read = cairn_folder_read,
-                                                    .close = cairn_folder_close };
+                                                    .put_begin = folder_put_begin,
+                                                    .put_write = folder_put_write,
+                                                    .put_end = folder_put_end,
+                                                    .commit = folder_commit,
+                                                    .open = folder_open,
+                                                    .read = folder_read,
+                                                    .close = folder_close };
 
 /* ==== folder put ==== */
 
@@ -243,10 +261,10 @@ static cairn_status open_draft(struct draft *d, bool replace, struct cairn_sente
     else if (faccessat(d->folder_fd, d->name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         return cairn_fail(why, CAIRN_ERR_EXISTS, "%s is there already: another writer?", d->name);
     d->fd = openat(d->folder_fd, d->temp, flags, CAIRN_SNAPSHOT_FILE_MODE);
-    if (d->fd < 0) return cairn_folder_failed(why, "open", d->temp);
+    if (d->fd < 0) return folder_failed(why, "open", d->temp);
     return cairn_file_mode_set(d->fd, CAIRN_SNAPSHOT_FILE_MODE) == 0
                ? CAIRN_OK
-               : cairn_folder_failed(why, "chmod", d->temp);
+               : folder_failed(why, "chmod", d->temp);
 }
 
 static cairn_status begin_draft(struct draft *d, const char *at, const char *path, bool replace,
@@ -254,8 +272,8 @@ static cairn_status begin_draft(struct draft *d, const char *at, const char *pat
 {
     const char *name;
     *d = (struct draft) { .put.storage = &cairn_storage_folder, .fd = -1 };
-    d->folder_fd = cairn_folder_open_parent(at, path, &name);
-    if (d->folder_fd < 0) return cairn_folder_failed(why, "open", at);
+    d->folder_fd = folder_open_parent(at, path, &name);
+    if (d->folder_fd < 0) return folder_failed(why, "open", at);
     if (strlen(name) >= sizeof d->name)
         return cairn_fail(why, CAIRN_ERR_INVALID, "%s: too long a name", name);
     memcpy(d->name, name, strlen(name) + 1);
@@ -268,16 +286,15 @@ static cairn_status end_draft(struct draft *d, bool replace, cairn_status status
                               struct cairn_sentence *why)
 {
     const bool is_open = d->fd >= 0;
-    if (status == CAIRN_OK && fsync(d->fd) != 0)
-        status = cairn_folder_failed(why, "fsync", d->temp);
+    if (status == CAIRN_OK && fsync(d->fd) != 0) status = folder_failed(why, "fsync", d->temp);
     if (is_open && close(d->fd) != 0 && status == CAIRN_OK)
-        status = cairn_folder_failed(why, "close", d->temp);
+        status = folder_failed(why, "close", d->temp);
     if (status == CAIRN_OK && renameat(d->folder_fd, d->temp, d->folder_fd, d->name) != 0)
-        status = cairn_folder_failed(why, "rename", d->temp);
+        status = folder_failed(why, "rename", d->temp);
     if (status != CAIRN_OK) {
         if (is_open) unlinkat(d->folder_fd, d->temp, 0);
     } else if (fsync(d->folder_fd) != 0) {
-        status = cairn_folder_failed(why, "fsync", d->name);
+        status = folder_failed(why, "fsync", d->name);
         // A file that is not known to be durable must not be there: the snapshot fails, and the
         // next try has a new folder. A file that replaced another stays: it is whole, and the other
         // one is gone.
@@ -296,7 +313,7 @@ static cairn_status make_room(struct draft *d, struct cairn_sentence *why)
     if (d->bytes == 0 || fallocate(d->fd, 0, 0, (off_t)d->bytes) == 0) return CAIRN_OK;
     const bool unknown = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL ||
                          errno == ENODEV || errno == EINTR;
-    return unknown ? CAIRN_OK : cairn_folder_failed(why, "write", d->temp);
+    return unknown ? CAIRN_OK : folder_failed(why, "write", d->temp);
 }
 
 static bool set_direct(int fd, bool direct)
@@ -305,8 +322,9 @@ static bool set_direct(int fd, bool direct)
     return flags >= 0 && fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
 }
 
-cairn_status cairn_folder_put_begin(const char *at, const char *path, uint64_t bytes,
-                                    struct cairn_storage_put **put_out, struct cairn_sentence *why)
+/* folder.c */
+static cairn_status folder_put_begin(const char *at, const char *path, uint64_t bytes,
+                                     struct cairn_storage_put **put_out, struct cairn_sentence *why)
 {
     struct draft *d = malloc(sizeof *d);
     if (d == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write %s", path);
@@ -329,8 +347,8 @@ static size_t rounded_up(size_t count)
     return (count + CAIRN_STORAGE_ALIGN - 1) / CAIRN_STORAGE_ALIGN * CAIRN_STORAGE_ALIGN;
 }
 
-cairn_status cairn_folder_put_write(struct cairn_storage_put *put, uint64_t offset,
-                                    const void *from, size_t count, struct cairn_sentence *why)
+static cairn_status folder_put_write(struct cairn_storage_put *put, uint64_t offset,
+                                     const void *from, size_t count, struct cairn_sentence *why)
 {
     struct draft *d = (struct draft *)put;
     const uint8_t *next = from;
@@ -345,7 +363,7 @@ cairn_status cairn_folder_put_write(struct cairn_storage_put *put, uint64_t offs
             if (atomic_exchange(&d->is_direct, false)) put->is_buffered = true;
             if (set_direct(d->fd, false)) continue;
         }
-        if (written < 0) return cairn_folder_failed(why, "write", d->temp);
+        if (written < 0) return folder_failed(why, "write", d->temp);
         next += written;
         offset += (uint64_t)written;
         left -= (size_t)written;
@@ -353,12 +371,12 @@ cairn_status cairn_folder_put_write(struct cairn_storage_put *put, uint64_t offs
     return CAIRN_OK;
 }
 
-cairn_status cairn_folder_put_end(struct cairn_storage_put *put, cairn_status status,
-                                  struct cairn_sentence *why)
+static cairn_status folder_put_end(struct cairn_storage_put *put, cairn_status status,
+                                   struct cairn_sentence *why)
 {
     struct draft *d = (struct draft *)put;
     if (status == CAIRN_OK && ftruncate(d->fd, (off_t)d->bytes) != 0)
-        status = cairn_folder_failed(why, "write", d->temp);
+        status = folder_failed(why, "write", d->temp);
     status = end_draft(d, false, status, why);
     free(d);
     return status;
@@ -366,13 +384,13 @@ cairn_status cairn_folder_put_end(struct cairn_storage_put *put, cairn_status st
 
 /* ---- small ones ---- */
 
-cairn_status cairn_folder_commit(const char *at, const char *path, const void *bytes, size_t count,
-                                 bool replace, struct cairn_sentence *why)
+static cairn_status folder_commit(const char *at, const char *path, const void *bytes, size_t count,
+                                  bool replace, struct cairn_sentence *why)
 {
     struct draft draft;
     cairn_status status = begin_draft(&draft, at, path, replace, why);
     if (status == CAIRN_OK && !cairn_write_whole(draft.fd, bytes, count))
-        status = cairn_folder_failed(why, "write", draft.temp);
+        status = folder_failed(why, "write", draft.temp);
     return end_draft(&draft, replace, status, why);
 }
 
@@ -396,16 +414,17 @@ static int open_name(int folder_fd, const char *name, bool *is_direct)
     return openat(folder_fd, name, flags);
 }
 
-cairn_status cairn_folder_open(const char *at, const char *path, bool is_direct,
-                               struct cairn_storage_file **file_out, struct cairn_sentence *why)
+/* folder.c */
+static cairn_status folder_open(const char *at, const char *path, bool is_direct,
+                                struct cairn_storage_file **file_out, struct cairn_sentence *why)
 {
     const char *name;
     struct stat info;
     bool direct = is_direct;
-    const int folder_fd = cairn_folder_open_parent(at, path, &name);
+    const int folder_fd = folder_open_parent(at, path, &name);
     const int fd = folder_fd < 0 ? -1 : open_name(folder_fd, name, &direct);
     cairn_status status = CAIRN_OK;
-    if (fd < 0 || fstat(fd, &info) != 0) status = cairn_folder_missed(why, "open", path);
+    if (fd < 0 || fstat(fd, &info) != 0) status = folder_missed(why, "open", path);
     if (folder_fd >= 0) close(folder_fd);
     if (status == CAIRN_OK && !S_ISREG(info.st_mode))
         status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s is no regular file", path);
@@ -431,12 +450,12 @@ static void forget_pages(const struct open_file *file, uint64_t offset, size_t c
         (void)posix_fadvise(file->fd, (off_t)offset, (off_t)count, POSIX_FADV_DONTNEED);
 }
 
-cairn_status cairn_folder_read(struct cairn_storage_file *f, uint64_t offset, void *to,
-                               size_t count, size_t *got_out, struct cairn_sentence *why)
+static cairn_status folder_read(struct cairn_storage_file *f, uint64_t offset, void *to,
+                                size_t count, size_t *got_out, struct cairn_sentence *why)
 {
     struct open_file *file = (struct open_file *)f;
     size_t done = 0;
-    bool may_retry = true; // as in cairn_folder_put_write
+    bool may_retry = true; // as in folder_put_write
     while (done < count) {
         size_t want = count - done;
         if (atomic_load(&file->is_direct))
@@ -461,7 +480,7 @@ cairn_status cairn_folder_read(struct cairn_storage_file *f, uint64_t offset, vo
     return CAIRN_OK;
 }
 
-void cairn_folder_close(struct cairn_storage_file *f)
+static void folder_close(struct cairn_storage_file *f)
 {
     struct open_file *file = (struct open_file *)f;
     close(file->fd);

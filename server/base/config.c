@@ -12,6 +12,11 @@
 #define LINE_BYTES    4096 // longest line of a file, with its end
 #define GIVEN_BY_LINE (-1) // on the command line
 
+static cairn_status config_value_store(const struct cairn_option *option, const char *text,
+                                       void *values, struct cairn_sentence *why);
+static void config_value_describe(const struct cairn_option *option, char *text_out,
+                                  size_t text_bytes);
+
 void cairn_config_init(struct cairn_config *config, const struct cairn_option *options,
                        size_t option_count, void *values)
 {
@@ -22,8 +27,8 @@ void cairn_config_init(struct cairn_config *config, const struct cairn_option *o
     config->values = values;
     for (size_t i = 0; i < option_count; i++) {
         if (options[i].default_text == NULL) continue;
-        const cairn_status status = cairn_config_value_store(&options[i], options[i].default_text,
-                                                             values, NULL);
+        const cairn_status status = config_value_store(&options[i], options[i].default_text, values,
+                                                       NULL);
         assert(status == CAIRN_OK); // a default that its own row refuses
         (void)status;
     }
@@ -89,7 +94,7 @@ static cairn_status assign(struct cairn_config *config, const char *section, con
         return cairn_fail(why, CAIRN_ERR_CONFIG,
                           "%s in [%s] was given before, in line %d; remove one of them", key,
                           section, *given);
-    const cairn_status status = cairn_config_value_store(option, text, config->values, why);
+    const cairn_status status = config_value_store(option, text, config->values, why);
     if (status == CAIRN_OK) *given = line;
     return status;
 }
@@ -217,7 +222,7 @@ void cairn_config_print(const struct cairn_config *config, FILE *out)
     for (size_t i = 0; i < config->option_count; i++) {
         const struct cairn_option *option = &config->options[i];
         char allowed[96];
-        cairn_config_value_describe(option, allowed, sizeof allowed);
+        config_value_describe(option, allowed, sizeof allowed);
         if (begins_section(config, i)) fprintf(out, "%s[%s]\n", i > 0 ? "\n" : "", option->section);
         fprintf(out, "# %s (%s)\n", option->doc, allowed);
         if (option->default_text == NULL) fprintf(out, "# It must be set.\n");
@@ -266,8 +271,9 @@ static void print_number(int64_t number, enum cairn_option_type type, char *text
     snprintf(text_out, text_bytes, "%" PRId64 "%s", number / unit->factor, unit->name);
 }
 
-void cairn_config_value_describe(const struct cairn_option *option, char *text_out,
-                                 size_t text_bytes)
+/* Describes for people what the option takes: "1 to 4096", "yes or no", "1MiB to 1GiB". */
+static void config_value_describe(const struct cairn_option *option, char *text_out,
+                                  size_t text_bytes)
 {
     char least[32];
     char most[32];
@@ -293,7 +299,7 @@ static cairn_status refuse(const struct cairn_option *option, const char *text, 
                            struct cairn_sentence *why)
 {
     char allowed[96];
-    cairn_config_value_describe(option, allowed, sizeof allowed);
+    config_value_describe(option, allowed, sizeof allowed);
     return cairn_fail(why, CAIRN_ERR_CONFIG, "%s = \"%.100s\" in [%s]: %s; allowed is %s",
                       option->key, text, option->section, what, allowed);
 }
@@ -411,8 +417,10 @@ static cairn_status store_string(const struct cairn_option *option, const char *
     return CAIRN_OK;
 }
 
-cairn_status cairn_config_value_store(const struct cairn_option *option, const char *text,
-                                      void *values, struct cairn_sentence *why)
+/* Judges `text` for the option and, if it is well, stores it at its place in `values`.
+ * CAIRN_ERR_CONFIG: the sentence says what is allowed, without file and line; nothing is stored. */
+static cairn_status config_value_store(const struct cairn_option *option, const char *text,
+                                       void *values, struct cairn_sentence *why)
 {
     void *place = (char *)values + option->offset;
     if (is_string(option->type)) return store_string(option, text, place, why);

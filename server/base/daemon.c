@@ -30,6 +30,8 @@ enum { DESCRIPTORS = 40, THREADS = 24 }; // with fewer no daemon comes to serve 
 static const int signal_numbers[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1 };
 _Static_assert(sizeof signal_numbers / sizeof *signal_numbers == CAIRN_DAEMON_SIGNALS, "daemon.h");
 
+static bool notify_watchdog(void);
+
 static void print_help(const struct cairn_daemon_spec *spec)
 {
     printf("%s: %s\n\n"
@@ -189,7 +191,7 @@ static void on_signal(uv_signal_t *handle, int number)
 static void on_watchdog(uv_timer_t *timer)
 {
     (void)timer;
-    cairn_notify_watchdog();
+    notify_watchdog();
 }
 
 // Each connection is a descriptor: take as many as the system lets this process have.
@@ -374,7 +376,7 @@ bool cairn_notify_status(const char *status)
     return tell_status("", status);
 }
 
-bool cairn_notify_watchdog(void)
+static bool notify_watchdog(void)
 {
     return tell("WATCHDOG=1");
 }

@@ -37,7 +37,6 @@
 bool cairn_notify_ready(const char *status);
 bool cairn_notify_stopping(void);
 bool cairn_notify_status(const char *status);
-bool cairn_notify_watchdog(void);
 
 /* How often the supervisor wants WATCHDOG=1 at least; 0 = it does not watch this process. Ping at
  * half of it. */

@@ -25,6 +25,18 @@
 #define GRACE_MS         100 // a half-open peer keeps its place at least so long
 #define UNFINISHED_BYTES (256u << 20)
 
+static cairn_status peer_accept(struct cairn_door *door, struct cairn_sentence *why);
+static void door_close(struct cairn_door *door, uv_close_cb on_closed);
+static void peer_close_all(struct cairn_listener *listener);
+static cairn_status door_judge(const char *text, const struct cairn_listener_options *options,
+                               struct cairn_sentence *why);
+static cairn_status door_open(struct cairn_door *door, const char *text,
+                              const struct cairn_listener_options *options,
+                              struct cairn_sentence *why);
+static cairn_status control_socket_folder(const char *path, struct cairn_sentence *why);
+static void peer_close_unfinished(struct cairn_listener *listener);
+static void control_socket_unlink(const char *path, const struct cairn_control_socket *socket);
+
 static uint64_t now_ms(const struct cairn_listener *listener)
 {
     return uv_now(listener->timer.loop);
@@ -86,7 +98,7 @@ static void accept_at(struct cairn_listener *listener, struct cairn_door *door)
 {
     if (!door->connection_waits || listener->is_closing || !make_place(listener)) return;
     struct cairn_sentence why;
-    const cairn_status status = cairn_peer_accept(door, &why);
+    const cairn_status status = peer_accept(door, &why);
     door->connection_waits = status == CAIRN_ERR_NO_MEMORY; // not taken: again later
     if (status != CAIRN_OK)
         cairn_log_limited(&listener->accept_limit, CAIRN_LOG_WARN, "%s", why.text);
@@ -97,7 +109,7 @@ static void accept_waiting(struct cairn_listener *listener)
     for (size_t i = 0; i < listener->door_count; i++) accept_at(listener, &listener->doors[i]);
 }
 
-void cairn_listener_on_connection(uv_stream_t *server, int error)
+static void listener_on_connection(uv_stream_t *server, int error)
 {
     struct cairn_door *door = server->data;
     if (error != 0) {
@@ -110,7 +122,8 @@ void cairn_listener_on_connection(uv_stream_t *server, int error)
     watch_half_open(door->listener);
 }
 
-void cairn_listener_place_freed(struct cairn_listener *listener)
+/* A peer left the half-open list: one that waits may come in. */
+static void listener_place_freed(struct cairn_listener *listener)
 {
     accept_waiting(listener);
     watch_half_open(listener);
@@ -142,19 +155,20 @@ static void on_door_closed(uv_handle_t *handle)
     handle_closed(door->listener);
 }
 
-void cairn_listener_peer_gone(struct cairn_listener *listener)
+/* A peer was freed (it is not counted any more). */
+static void listener_peer_gone(struct cairn_listener *listener)
 {
     if (listener->is_closing)
         free_when_empty(listener);
     else
-        cairn_listener_place_freed(listener);
+        listener_place_freed(listener);
 }
 
 static void close_handles(struct cairn_listener *listener)
 {
     listener->is_closing = true;
     for (size_t i = 0; i < listener->door_count; i++)
-        if (listener->doors[i].is_open) cairn_door_close(&listener->doors[i], on_door_closed);
+        if (listener->doors[i].is_open) door_close(&listener->doors[i], on_door_closed);
     uv_close((uv_handle_t *)&listener->timer, on_timer_closed);
 }
 
@@ -163,7 +177,7 @@ void cairn_listener_close(struct cairn_listener *listener, void (*on_closed)(voi
     if (listener->is_closing) return;
     listener->on_closed = on_closed;
     close_handles(listener);
-    cairn_peer_close_all(listener);
+    peer_close_all(listener);
 }
 
 // The next of the addresses in *at, between which blanks stand. False: there is none.
@@ -185,7 +199,7 @@ cairn_status cairn_listener_judge(const struct cairn_listener_options *options,
         if (++count > CAIRN_LISTEN_MAX)
             return cairn_fail(why, CAIRN_ERR_CONFIG,
                               "listen in [network] has more than %d addresses", CAIRN_LISTEN_MAX);
-        const cairn_status status = cairn_door_judge(one, options, why);
+        const cairn_status status = door_judge(one, options, why);
         if (status != CAIRN_OK) return status;
     }
     return CAIRN_OK;
@@ -199,7 +213,7 @@ static cairn_status open_doors(struct cairn_listener *listener, const char *text
     while (next_address(&text, one)) {
         struct cairn_door *door = &listener->doors[listener->door_count++];
         door->listener = listener;
-        const cairn_status status = cairn_door_open(door, one, options, why);
+        const cairn_status status = door_open(door, one, options, why);
         listener->open_handles += door->is_open;
         if (status != CAIRN_OK) return status;
         const size_t length = strlen(listener->address);
@@ -219,13 +233,13 @@ static cairn_status open_all(struct cairn_listener *listener,
     if (options->listen[strspn(options->listen, " ")] != '\0')
         return open_doors(listener, options->listen, options, why);
     cairn_address_default(getenv("XDG_RUNTIME_DIR"), place);
-    status = cairn_control_socket_folder(place, why);
+    status = control_socket_folder(place, why);
     return status == CAIRN_OK ? open_doors(listener, place, options, why) : status;
 }
 
 static void on_room_full(void *context)
 {
-    cairn_peer_close_unfinished(context);
+    peer_close_unfinished(context);
 }
 
 static void take_options(struct cairn_listener *listener,
@@ -326,8 +340,9 @@ static cairn_status find_place(const char *text, const struct cairn_listener_opt
     return options->insecure_network ? judge_name(place, why) : CAIRN_OK;
 }
 
-cairn_status cairn_door_judge(const char *text, const struct cairn_listener_options *options,
-                              struct cairn_sentence *why)
+/* May it be listened on? As cairn_door_open says it. */
+static cairn_status door_judge(const char *text, const struct cairn_listener_options *options,
+                               struct cairn_sentence *why)
 {
     struct place place;
     return find_place(text, options, &place, why);
@@ -367,7 +382,7 @@ static cairn_status open_tcp(struct cairn_door *door, const struct sockaddr_stor
     int bound_bytes = sizeof bound;
     int error = uv_tcp_bind(&door->io.tcp, (const struct sockaddr *)addr, 0);
     if (error == UV_EADDRNOTAVAIL) error = bind_early(door, addr);
-    if (error == 0) error = uv_listen(&door->io.stream, BACKLOG, cairn_listener_on_connection);
+    if (error == 0) error = uv_listen(&door->io.stream, BACKLOG, listener_on_connection);
     if (error == UV_EADDRINUSE)
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "cannot listen on %s: another program has this port; stop it, or set "
@@ -384,7 +399,7 @@ static cairn_status open_tcp(struct cairn_door *door, const struct sockaddr_stor
 
 static void unlink_made(struct cairn_door *door)
 {
-    if (door->is_made) cairn_control_socket_unlink(door->address, &door->made);
+    if (door->is_made) control_socket_unlink(door->address, &door->made);
     door->is_made = false;
 }
 
@@ -398,16 +413,17 @@ static cairn_status open_unix(struct cairn_door *door, struct cairn_sentence *wh
         unlink_made(door);
         close(door->made.fd);
     } else {
-        error = uv_listen(&door->io.stream, BACKLOG, cairn_listener_on_connection);
+        error = uv_listen(&door->io.stream, BACKLOG, listener_on_connection);
     }
     if (error == 0) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_CONFIG, "cannot listen on %s: %s", door->address,
                       uv_strerror(error));
 }
 
-cairn_status cairn_door_open(struct cairn_door *door, const char *text,
-                             const struct cairn_listener_options *options,
-                             struct cairn_sentence *why)
+/* Listens on one address. If it fails and is_open, it is to be closed. */
+static cairn_status door_open(struct cairn_door *door, const char *text,
+                              const struct cairn_listener_options *options,
+                              struct cairn_sentence *why)
 {
     struct place place;
     uv_loop_t *loop = door->listener->timer.loop;
@@ -424,7 +440,7 @@ cairn_status cairn_door_open(struct cairn_door *door, const char *text,
     return place.address.is_unix ? open_unix(door, why) : open_tcp(door, &place.addr, why);
 }
 
-void cairn_door_close(struct cairn_door *door, uv_close_cb on_closed)
+static void door_close(struct cairn_door *door, uv_close_cb on_closed)
 {
     // First: once the socket is closed, its inode's number may be another one's.
     unlink_made(door);
@@ -541,10 +557,11 @@ static void on_stream_close(struct cairn_stream *stream, cairn_status status, co
     unlink_from(&listener->admitted_first, &listener->admitted_last, peer);
     listener->peer_count--;
     free(peer);
-    cairn_listener_peer_gone(listener);
+    listener_peer_gone(listener);
 }
 
-cairn_status cairn_peer_accept(struct cairn_door *door, struct cairn_sentence *why)
+/* Takes the connection that waits at the door; one over connections_max is closed at once. */
+static cairn_status peer_accept(struct cairn_door *door, struct cairn_sentence *why)
 {
     struct cairn_listener *listener = door->listener;
     const struct cairn_stream_options options = { listener->before_hello,
@@ -574,7 +591,7 @@ cairn_status cairn_peer_accept(struct cairn_door *door, struct cairn_sentence *w
     return CAIRN_OK;
 }
 
-void cairn_peer_close_all(struct cairn_listener *listener)
+static void peer_close_all(struct cairn_listener *listener)
 {
     while (listener->half_open_first != NULL)
         cairn_peer_close(listener->half_open_first, CAIRN_ERR_CLOSED, "the daemon stops");
@@ -595,7 +612,8 @@ static struct cairn_peer *older_frame(struct cairn_peer *oldest, struct cairn_pe
     return oldest;
 }
 
-void cairn_peer_close_unfinished(struct cairn_listener *listener)
+/* Closes the one whose frame has been unfinished for the longest time. */
+static void peer_close_unfinished(struct cairn_listener *listener)
 {
     uint64_t since_ms;
     struct cairn_peer *oldest = older_frame(NULL, listener->half_open_first);
@@ -618,7 +636,7 @@ void cairn_peer_admit(struct cairn_peer *peer)
     if (!peer->is_half_open) return;
     leave_half_open(peer);
     cairn_stream_limit(peer->stream, peer->listener->after_hello);
-    cairn_listener_place_freed(peer->listener);
+    listener_place_freed(peer->listener);
 }
 
 cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type, uint32_t request,
@@ -775,14 +793,18 @@ cairn_status cairn_control_socket_open(const char *path, int backlog,
     return status;
 }
 
-void cairn_control_socket_unlink(const char *path, const struct cairn_control_socket *socket)
+/* Removes the socket's name; call it while socket->fd is still open. Somebody may have replaced
+ * the file, even while we listen, if the name was gone for a moment: a file that is not ours
+ * stays. */
+static void control_socket_unlink(const char *path, const struct cairn_control_socket *socket)
 {
     struct stat st;
     if (lstat(path, &st) == 0 && st.st_dev == socket->device && st.st_ino == socket->inode)
         unlink(path);
 }
 
-cairn_status cairn_control_socket_folder(const char *path, struct cairn_sentence *why)
+/* Makes the folder of the path, mode 0750, if it is not there; its parent must be. CAIRN_ERR_CONFIG. */
+static cairn_status control_socket_folder(const char *path, struct cairn_sentence *why)
 {
     char folder[CAIRN_ADDRESS_TEXT_BYTES];
     folder_of(path, folder);

@@ -44,13 +44,6 @@ struct cairn_control_socket {
 CAIRN_MUST_CHECK cairn_status cairn_control_socket_open(const char *path, int backlog,
                                                         struct cairn_control_socket *socket_out,
                                                         struct cairn_sentence *why);
-/* Removes the socket's name; call it while socket->fd is still open. Somebody may have replaced
- * the file, even while we listen, if the name was gone for a moment: a file that is not ours
- * stays. */
-void cairn_control_socket_unlink(const char *path, const struct cairn_control_socket *socket);
-/* Makes the folder of the path, mode 0750, if it is not there; its parent must be. CAIRN_ERR_CONFIG. */
-CAIRN_MUST_CHECK cairn_status cairn_control_socket_folder(const char *path,
-                                                          struct cairn_sentence *why);
 
 /* ==== guard ==== */
 

@@ -73,26 +73,4 @@ struct cairn_listener {
     void *context;
 };
 
-/* May it be listened on? As cairn_door_open says it. */
-CAIRN_MUST_CHECK cairn_status cairn_door_judge(const char *text,
-                                               const struct cairn_listener_options *options,
-                                               struct cairn_sentence *why);
-/* Listens on one address. If it fails and is_open, it is to be closed. */
-CAIRN_MUST_CHECK cairn_status cairn_door_open(struct cairn_door *door, const char *text,
-                                              const struct cairn_listener_options *options,
-                                              struct cairn_sentence *why);
-void cairn_door_close(struct cairn_door *door, uv_close_cb on_closed);
-void cairn_listener_on_connection(uv_stream_t *server, int error);
-
-/* Takes the connection that waits at the door; one over connections_max is closed at once. */
-CAIRN_MUST_CHECK cairn_status cairn_peer_accept(struct cairn_door *door,
-                                                struct cairn_sentence *why);
-void cairn_peer_close_all(struct cairn_listener *listener);
-/* Closes the one whose frame has been unfinished for the longest time. */
-void cairn_peer_close_unfinished(struct cairn_listener *listener);
-/* A peer left the half-open list: one that waits may come in. */
-void cairn_listener_place_freed(struct cairn_listener *listener);
-/* A peer was freed (it is not counted any more). */
-void cairn_listener_peer_gone(struct cairn_listener *listener);
-
 #endif

@@ -31,6 +31,9 @@ static atomic_int level_before = CAIRN_LOG_INFO; // what a second toggle goes ba
 static enum cairn_log_format log_format = CAIRN_LOG_LOGFMT;
 static bool is_journal; // stderr is
 
+static size_t log_words(struct cairn_log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
+                        const char *format, va_list args);
+
 /* systemd.exec(5): JOURNAL_STREAM names the device and the inode of the stream that it gave us. */
 static bool find_journal(void)
 {
@@ -163,7 +166,7 @@ static void emit(enum cairn_log_level level, const struct cairn_log_field *field
     struct cairn_log_field all[CAIRN_LOG_FIELDS_MAX];
     size_t count = 0;
     for (; count < field_count && count < CAIRN_LOG_FIELDS_MAX; count++) all[count] = fields[count];
-    count = cairn_log_words(all, count, format, args);
+    count = log_words(all, count, format, args);
     vsnprintf(message, sizeof message, format, args);
     put_out(line, make_line(line, level, message, all, count));
 }
@@ -434,8 +437,11 @@ static bool has_key(const struct cairn_log_field *fields, size_t count, const ch
     return false;
 }
 
-size_t cairn_log_words(struct cairn_log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
-                       const char *format, va_list args)
+/* Adds what the words of a sentence make fields of (log.h) behind the `count` that are there. `args`: of the
+ * format, and as they were afterwards. Returns how many fields there are then; their texts are the
+ * arguments'. */
+static size_t log_words(struct cairn_log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
+                        const char *format, va_list args)
 {
     struct arguments left;
     va_copy(left.list, args);
@@ -502,7 +508,8 @@ uint64_t cairn_wall_unix_s(void)
     return now > 0 ? (uint64_t)now : 0;
 }
 
-uint64_t cairn_wall_steady_s(void)
+/* goes on while the host sleeps */
+static uint64_t wall_steady_s(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_BOOTTIME, &now);
@@ -511,7 +518,7 @@ uint64_t cairn_wall_steady_s(void)
 
 bool cairn_wall_watch(struct cairn_wall *wall, char out[CAIRN_WALL_JUMP_BYTES])
 {
-    const int64_t jump_s = cairn_wall_look(wall, (int64_t)time(NULL), cairn_wall_steady_s());
+    const int64_t jump_s = cairn_wall_look(wall, (int64_t)time(NULL), wall_steady_s());
     if (jump_s == 0) return false;
     cairn_wall_jump_text(jump_s, out);
     cairn_log_warn(

@@ -112,12 +112,6 @@ size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t lin
                         const char *time, const char *level, const char *name, const char *message,
                         const struct cairn_log_field *fields, size_t field_count);
 
-/* Adds what the words of a sentence make fields of (log.h) behind the `count` that are there. `args`: of the
- * format, and as they were afterwards. Returns how many fields there are then; their texts are the
- * arguments'. */
-size_t cairn_log_words(struct cairn_log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
-                       const char *format, va_list args);
-
 /* ==== wall ==== */
 
 /* The wall clock, which may jump: it is set by hand, by NTP after a start, or is lost with a battery.
@@ -149,6 +143,5 @@ void cairn_wall_jump_text(int64_t jump_s, char out[CAIRN_WALL_JUMP_BYTES]);
 bool cairn_wall_watch(struct cairn_wall *wall, char out[CAIRN_WALL_JUMP_BYTES]);
 /* The two clocks. 0: the wall clock stands before 1970. */
 uint64_t cairn_wall_unix_s(void);
-uint64_t cairn_wall_steady_s(void); /* goes on while the host sleeps */
 
 #endif

@@ -21,6 +21,10 @@
 
 #define ADOPT_TIMEOUT_MS 20000 /* without a word from whom is asked; cairn(1) waits much longer */
 
+static void adoption_write(struct cairn_cluster_adoption *adoption);
+static bool adoption_knows(const struct cairn_cluster_seat *seat);
+static cairn_status adoption_plan(struct cairn_cluster_adoption *adoption);
+
 static void free_adoption(struct cairn_cluster_adoption *adoption)
 {
     adoption->cluster->adoption = NULL;
@@ -37,15 +41,17 @@ static void free_adoption(struct cairn_cluster_adoption *adoption)
     free(adoption);
 }
 
-void cairn_cluster_adoption_fail(struct cairn_cluster_adoption *adoption, cairn_status status,
-                                 const char *text)
+static void adoption_fail(struct cairn_cluster_adoption *adoption, cairn_status status,
+                          const char *text)
 {
     cairn_log_warn("nothing was adopted: %s", text);
     cairn_cluster_waiters_fail(&adoption->waiter, status, text);
     free_adoption(adoption);
 }
 
-void cairn_cluster_adoption_answer(struct cairn_cluster_adoption *adoption)
+/* adopt.c: the two ends of an adoption. They tell what is adopted, or would be; or why nothing
+ * was. Both free the adoption. */
+static void adoption_answer(struct cairn_cluster_adoption *adoption)
 {
     Cairn__ClusterAdopted message = CAIRN__CLUSTER_ADOPTED__INIT;
     Cairn__AdoptedJob *jobs = calloc(adoption->job_count + 1, sizeof *jobs);
@@ -53,7 +59,7 @@ void cairn_cluster_adoption_answer(struct cairn_cluster_adoption *adoption)
     if (jobs == NULL || list == NULL) {
         free(jobs);
         free(list);
-        cairn_cluster_adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     for (size_t i = 0; i < adoption->job_count; i++) {
@@ -194,11 +200,11 @@ static void get_next(struct cairn_cluster_adoption *adoption)
     while (i < adoption->job_count && adoption->jobs[i].refused.text[0] != '\0') i++;
     adoption->asked_count = i + 1;
     if (i == adoption->job_count) {
-        cairn_cluster_adoption_write(adoption);
+        adoption_write(adoption);
         return;
     }
     if (!open_question(adoption, on_part)) {
-        cairn_cluster_adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     struct cairn_cluster_adoptee *job = &adoption->jobs[i];
@@ -211,11 +217,10 @@ static void go_on(struct cairn_cluster_adoption *adoption, cairn_status status, 
 {
     size_t whole = 0;
     for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
-        if (cairn_cluster_adoption_knows(s)) status = CAIRN_OK;
-    if (status == CAIRN_OK && (status = cairn_cluster_adoption_plan(adoption)) != CAIRN_OK)
-        why = "no memory";
+        if (adoption_knows(s)) status = CAIRN_OK;
+    if (status == CAIRN_OK && (status = adoption_plan(adoption)) != CAIRN_OK) why = "no memory";
     if (status != CAIRN_OK) {
-        cairn_cluster_adoption_fail(adoption, status, why);
+        adoption_fail(adoption, status, why);
         return;
     }
     for (size_t i = 0; i < adoption->silent_count; i++)
@@ -224,7 +229,7 @@ static void go_on(struct cairn_cluster_adoption *adoption, cairn_status status, 
     for (size_t i = 0; i < adoption->job_count; i++)
         whole += adoption->jobs[i].refused.text[0] == '\0';
     if (whole == 0)
-        cairn_cluster_adoption_answer(adoption);
+        adoption_answer(adoption);
     else
         get_next(adoption);
 }
@@ -267,7 +272,7 @@ void cairn_cluster_adopt(struct cairn_cluster_session *session, uint32_t request
         return;
     }
     if (!open_question(adoption, on_held)) {
-        cairn_cluster_adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
@@ -326,14 +331,15 @@ void cairn_cluster_adopt_close(struct cairn_cluster *cluster)
  * is on a shard that is here, and all agree; the newest generation that is whole is the job. See
  * adopt.c. */
 
-bool cairn_cluster_adoption_knows(const struct cairn_cluster_seat *seat)
+/* It has answered this adoption. */
+static bool adoption_knows(const struct cairn_cluster_seat *seat)
 {
     return seat->session != NULL && seat->parts_asked != 0 && seat->parts_told == seat->parts_asked;
 }
 
 static bool is_silent(const struct cairn_cluster_seat *seat)
 {
-    return seat->parts_asked != 0 && !cairn_cluster_adoption_knows(seat);
+    return seat->parts_asked != 0 && !adoption_knows(seat);
 }
 
 static cairn_status list_silent(struct cairn_cluster_adoption *adoption)
@@ -359,9 +365,10 @@ static void add_silent(const struct cairn_cluster_adoption *adoption, struct cai
                            adoption->silent[i]);
 }
 
-void cairn_cluster_adoption_missing(const struct cairn_cluster_adoption *adoption,
-                                    const struct cairn_cluster_adoptee *job, uint32_t index,
-                                    struct cairn_sentence *out)
+/* Part `index` of it is nowhere: by which shard that may be. */
+static void adoption_missing(const struct cairn_cluster_adoption *adoption,
+                             const struct cairn_cluster_adoptee *job, uint32_t index,
+                             struct cairn_sentence *out)
 {
     cairn_sentence_set(out, "part %" PRIu32 " of %" PRIu32 " is on no shard that is here",
                        index + 1, job->shard_count);
@@ -375,7 +382,7 @@ static void each_part(struct cairn_cluster *cluster, struct cairn_cluster_adopte
                       part_fn take)
 {
     for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        for (size_t i = 0; cairn_cluster_adoption_knows(s) && i < s->parts->n_held; i++)
+        for (size_t i = 0; adoption_knows(s) && i < s->parts->n_held; i++)
             if (s->parts->held[i]->job == job->id) take(job, s, s->parts->held[i]);
 }
 
@@ -478,7 +485,7 @@ static void judge_generation(struct cairn_cluster_adoption *adoption,
     const bool may_have_holes = job->best != NULL && job->best->layout_version > 1;
     for (uint32_t i = 0; i < job->shard_count && job->refused.text[0] == '\0'; i++)
         if (job->shards[i].name == NULL && !may_have_holes)
-            cairn_cluster_adoption_missing(adoption, job, i, &job->refused);
+            adoption_missing(adoption, job, i, &job->refused);
 }
 
 static void take_newer(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
@@ -576,7 +583,7 @@ static void take_heritage(struct cairn_cluster_adoption *adoption)
     bool is_one = true;
     for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
         bool holds = false;
-        for (size_t i = 0; cairn_cluster_adoption_knows(s) && i < s->parts->n_held; i++)
+        for (size_t i = 0; adoption_knows(s) && i < s->parts->n_held; i++)
             holds = holds || is_part_of(adoption, s->parts->held[i]->job);
         if (!holds) continue;
         adoption->key_count = cairn_cluster_keys_unknown(adoption->cluster, s->parts->keys,
@@ -588,7 +595,9 @@ static void take_heritage(struct cairn_cluster_adoption *adoption)
     if (!is_one) adoption->former = 0;
 }
 
-cairn_status cairn_cluster_adoption_plan(struct cairn_cluster_adoption *adoption)
+/* adopt.c: which jobs there are on the shards that are here, each whole or refused. A shard that does
+ * not say what it holds is taken as one that is away, and is named. */
+static cairn_status adoption_plan(struct cairn_cluster_adoption *adoption)
 {
     struct cairn_cluster_strangers strangers;
     if (list_silent(adoption) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
@@ -674,7 +683,7 @@ static void tell_shards(struct cairn_cluster *cluster)
     adopted.incarnation = cluster->identity.id.incarnation;
     for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
         if (s->session == NULL || s->session->closing) continue;
-        if (cairn_cluster_adoption_knows(s))
+        if (adoption_knows(s))
             cairn_cluster_session_send(s->session, CAIRN_MSG_STORE_ADOPTED, 0, &adopted.base);
         s->session->closing = true;
         cairn_peer_finish(s->session->peer, CAIRN_ERR_CLOSED, "the store was rebuilt");
@@ -687,7 +696,7 @@ static void on_written(struct cairn_task *task)
     struct cairn_cluster *cluster = adoption->cluster;
     if (cluster->closing) return; // freed with the cluster
     if (adoption->status != CAIRN_OK) {
-        cairn_cluster_adoption_fail(adoption, adoption->status, adoption->why.text);
+        adoption_fail(adoption, adoption->status, adoption->why.text);
         return;
     }
     if (adoption->former == 0) adoption->former = cluster->identity.id.store;
@@ -701,7 +710,7 @@ static void on_written(struct cairn_task *task)
     cairn_cluster_storage_adopted(cluster, adoption->former);
     for (size_t i = 0; i < adoption->row_count; i++) reload(cluster, &adoption->rows[i]);
     tell_shards(cluster);
-    cairn_cluster_adoption_answer(adoption);
+    adoption_answer(adoption);
     cairn_cluster_openings_advance(cluster);
 }
 
@@ -717,7 +726,7 @@ static cairn_status judge_layout(const struct cairn_cluster_adoption *adoption,
     for (uint32_t i = 0; status == CAIRN_OK && i < job->shard_count; i++)
         if (job->shards[i].name == NULL && cairn_layout_owns(layout, i)) {
             status = CAIRN_ERR_NOT_FOUND;
-            cairn_cluster_adoption_missing(adoption, job, i, why);
+            adoption_missing(adoption, job, i, why);
         }
     cairn_layout_close(layout);
     if (status == CAIRN_ERR_NOT_FOUND) return status;
@@ -745,16 +754,16 @@ static cairn_status judge_pages(const struct cairn_cluster_adoption *adoption,
     return status;
 }
 
-void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption)
+/* adopt.c: the pages of all that is whole are here. Ends by an answer. */
+static void adoption_write(struct cairn_cluster_adoption *adoption)
 {
     if (cairn_cluster_keys_are_changing(adoption->cluster)) {
-        cairn_cluster_adoption_fail(adoption, CAIRN_ERR_BUSY,
-                                    "a key is being trusted or untrusted: adopt again");
+        adoption_fail(adoption, CAIRN_ERR_BUSY, "a key is being trusted or untrusted: adopt again");
         return;
     }
     adoption->rows = calloc(adoption->job_count + 1, sizeof *adoption->rows);
     if (adoption->rows == NULL) {
-        cairn_cluster_adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     for (size_t i = 0; i < adoption->job_count; i++) {
@@ -784,7 +793,7 @@ void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption)
                                         .initialized = true };
     }
     if (adoption->plan || adoption->row_count == 0) {
-        cairn_cluster_adoption_answer(adoption);
+        adoption_answer(adoption);
         return;
     }
     adoption->task = (struct cairn_task) { .run = run_write, .done = on_written, .item_count = 1 };

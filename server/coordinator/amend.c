@@ -28,6 +28,10 @@ struct cairn_cluster_amending {
     struct cairn_packed *spec_packed;
 };
 
+static cairn_status amend_tensors(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
+                                  bool *extends_out, struct cairn_sentence *why);
+static void terms_advance(struct cairn_cluster_job *job);
+
 void cairn_cluster_amending_free(struct cairn_cluster_amending *amending)
 {
     if (amending == NULL) return;
@@ -168,7 +172,7 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
     if (status == CAIRN_OK) status = set_frozen(next, amend->freeze, amend->n_freeze, true, why);
     if (status == CAIRN_OK)
         status = set_frozen(next, amend->unfreeze, amend->n_unfreeze, false, why);
-    if (status == CAIRN_OK) status = cairn_cluster_amend_tensors(next, amend, extends_out, why);
+    if (status == CAIRN_OK) status = amend_tensors(next, amend, extends_out, why);
     if (status == CAIRN_OK)
         status = cairn_cluster_settings_apply(next, amend->settings, amend->n_settings,
                                               CAIRN_SETTINGS_AMEND, extends_out, why);
@@ -195,7 +199,7 @@ static void answer(struct cairn_cluster_member *member, cairn_status status, con
     struct cairn_cluster_job *job = member->job;
     member->amend.revision = job->spec.revision;
     if (status == CAIRN_OK) {
-        cairn_cluster_terms_advance(job);
+        terms_advance(job);
         return;
     }
     cairn_cluster_amend_failed(member, status, text);
@@ -227,7 +231,7 @@ static void answer_admins(struct cairn_cluster_job *job, const struct cairn_clus
         return;
     }
     job->amends.revision = job->spec.revision;
-    cairn_cluster_terms_advance(job);
+    terms_advance(job);
     if (job->state == CAIRN_CLUSTER_JOB_LOST) cairn_cluster_amenders_lost(job);
 }
 
@@ -440,7 +444,8 @@ void cairn_cluster_amend_failed(struct cairn_cluster_member *member, cairn_statu
     member->amend.revision = 0;
 }
 
-void cairn_cluster_terms_advance(struct cairn_cluster_job *job)
+/* Answers the amendments that all shards have. */
+static void terms_advance(struct cairn_cluster_job *job)
 {
     uint64_t all = UINT64_MAX;
     CAIRN_EACH_SHARD (job, i)
@@ -484,7 +489,7 @@ static void on_told(struct cairn_cluster_job *job, const void *about, cairn_stat
     }
     struct cairn_cluster_job_shard *s = &job->shards[told->shard];
     if (s->revision < told->revision) s->revision = told->revision;
-    cairn_cluster_terms_advance(job);
+    terms_advance(job);
 }
 
 void cairn_cluster_terms_tell(struct cairn_cluster_job *job, uint32_t shard, bool settled)
@@ -708,9 +713,10 @@ static cairn_status unfreeze(struct cairn_job_spec_data *next, const Cairn__JobA
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_amend_tensors(struct cairn_job_spec_data *next,
-                                         const Cairn__JobAmend *amend, bool *extends_out,
-                                         struct cairn_sentence *why)
+/* Does to a copy of the job's spec what the amendment says of tensors; canonical after it, not judged.
+ * *extends_out: planes begin or end, so the shards have to make a new generation. */
+static cairn_status amend_tensors(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
+                                  bool *extends_out, struct cairn_sentence *why)
 {
     *extends_out = amend->n_add > 0 || amend->n_ties > 0;
     cairn_status status = add(next, amend, why);

@@ -242,13 +242,6 @@ void cairn_cluster_sessions_tick(struct cairn_cluster *cluster, uint64_t now_ms,
 
 /* Shards come and go: who has which seat (members.h), and who hears of it. */
 
-/* May the shard that says this Hello have its seat? CAIRN_OK: nobody has it now. CAIRN_ERR_BUSY: it is to
- * come again. CAIRN_ERR_FENCED: its process is to end. */
-cairn_status cairn_cluster_seat_claim(struct cairn_cluster *cluster, struct cairn_peer *peer,
-                                      const Cairn__Hello *hello,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* It has it: the jobs hear of it. False: no place, or no memory. */
-bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn__Hello *hello);
 /* The session is gone, for that reason. */
 void cairn_cluster_seat_leave(struct cairn_cluster_session *session, cairn_status status,
                               const char *why);

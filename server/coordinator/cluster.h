@@ -104,8 +104,7 @@ struct cairn_cluster_options {
     struct cairn_log_options log;
     const char *build; /* what this program calls its build; NULL: the version alone */
 };
-/* The table of it, for server/base/config.h. */
-const struct cairn_option *cairn_cluster_option_table(size_t *option_count_out);
+
 /* Checks what the table cannot: values that contradict each other. CAIRN_ERR_CONFIG. */
 cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *options,
                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;

@@ -13,6 +13,10 @@
 
 /* ---- lifetime ---- */
 
+static void groups_take_back(struct cairn_cluster_job *job);
+static bool groups_plan_equal(const struct cairn_groups_plan *a, const struct cairn_groups_plan *b);
+static void groups_tell(struct cairn_cluster_job *job);
+
 static void release_formed(struct cairn_cluster_groups *groups)
 {
     for (uint32_t g = 0; groups->names != NULL && g < groups->now.group_count; g++)
@@ -325,7 +329,7 @@ static bool same_members(const struct cairn_cluster_groups *groups, const uint64
 static void give_up(struct cairn_cluster_job *job, uint64_t round)
 {
     struct cairn_cluster_groups *groups = job->groups;
-    cairn_cluster_groups_take_back(job);
+    groups_take_back(job);
     release_formed(groups);
     keep_before(groups);
     cairn_sentence_set(&groups->off, "the coordinator is out of memory");
@@ -343,12 +347,12 @@ static void form_anew(struct cairn_cluster_job *job, uint64_t round, const uint6
         return;
     }
     if (same_members(groups, members, count) && all_know(job) &&
-        cairn_groups_plan_equal(&groups->plan, &formed.plan)) {
+        groups_plan_equal(&groups->plan, &formed.plan)) {
         cairn_groups_plan_release(&formed.plan);
     } else if (make_room(job, &formed, members, &room)) {
-        cairn_cluster_groups_take_back(job);
+        groups_take_back(job);
         take(job, round, &formed, &room);
-        cairn_cluster_groups_tell(job);
+        groups_tell(job);
     } else {
         release_formed(&room);
         cairn_groups_plan_release(&formed.plan);
@@ -437,7 +441,7 @@ void cairn_cluster_groups_forget(struct cairn_cluster_job *job)
 void cairn_cluster_groups_forget_told(struct cairn_cluster_job *job)
 {
     if (job->groups == NULL) return;
-    cairn_cluster_groups_take_back(job);
+    groups_take_back(job);
     cairn_cluster_groups_forget(job);
 }
 
@@ -645,7 +649,7 @@ static bool same(const uint32_t *a, const uint32_t *b, uint32_t count)
     return count == 0 || memcmp(a, b, count * sizeof *a) == 0;
 }
 
-bool cairn_groups_plan_equal(const struct cairn_groups_plan *a, const struct cairn_groups_plan *b)
+static bool groups_plan_equal(const struct cairn_groups_plan *a, const struct cairn_groups_plan *b)
 {
     return a->worker_count == b->worker_count && a->group_count == b->group_count &&
            a->relay_count == b->relay_count && same(a->group_of, b->group_of, a->worker_count) &&
@@ -817,7 +821,8 @@ static void set_relay(struct cairn_cluster_job *job, uint32_t relay,
 
 /* ---- all of it ---- */
 
-void cairn_cluster_groups_take_back(struct cairn_cluster_job *job)
+/* The owners forget the relays. */
+static void groups_take_back(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_groups *groups = job->groups;
     for (uint32_t r = 0; r < groups->plan.relay_count; r++)
@@ -834,7 +839,8 @@ static void tell_owners(struct cairn_cluster_job *job, uint32_t relay)
         if (serves(job->groups, relay, i)) join_at(job, &job->groups->relays[relay], i, name.text);
 }
 
-void cairn_cluster_groups_tell(struct cairn_cluster_job *job)
+/* Gives the relays numbers, and tells owners and relays; whoever may relay and is none is told that. */
+static void groups_tell(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_groups *groups = job->groups;
     struct cairn_cluster_shard_infos infos;

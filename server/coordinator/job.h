@@ -91,25 +91,6 @@ void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *n
 
 /* ---- openings.c, for openings.c ---- */
 
-/* Its job is there: the member joins it, or is refused. */
-void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cairn_cluster_job *job);
-/* The worker whose rank the member wants, and may not take now; NULL: there is none. */
-const struct cairn_cluster_member *
-cairn_cluster_opening_rival(const struct cairn_cluster_member *member,
-                            const struct cairn_cluster_job *job);
-/* The member's JobOpen fails. Frees the member. */
-void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_status status,
-                                  const char *text);
-/* True: opening.joins says whether the member's spec is the job's, or was. False: a thread looks, or has
- * looked, and who waits for the job looks again; or the member was refused, and is gone. */
-bool cairn_cluster_opening_compare(struct cairn_cluster_member *member,
-                                   struct cairn_cluster_job *job);
-/* Adds what a spec has other than the job's, and what makes the job so, in words; and as rows of an Error
- * (the caller's, by cairn__error__free_unpacked; NULL: no memory). Any thread. */
-void cairn_cluster_opening_differences(const struct cairn_job_spec_data *spec,
-                                       const struct cairn_job_spec_data *job,
-                                       struct cairn_sentence *why, Cairn__Error **rows_out);
-
 /* ==== init ==== */
 
 /* The initial state of a job: who put it, whether all put the same, and its seal. */

@@ -29,6 +29,9 @@ struct keeping {
     struct cairn_retention_item *items; /* [found.count] */
 };
 
+static void snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id,
+                            enum cairn_removal_cause cause);
+
 static void free_keeping(struct keeping *keeping)
 {
     cairn_cluster_found_release(&keeping->found);
@@ -116,12 +119,10 @@ static void remove_them(const struct keeping *k)
     struct cairn_cluster *cluster = k->work.cluster;
     for (size_t i = 0; i < k->found.count; i++)
         if (cairn_retention_goes(k->items[i].fate))
-            cairn_cluster_snapshot_retire(cluster, k->job, k->found.list[i].place.id,
-                                          CAIRN_REMOVAL_RETIRED);
+            snapshot_retire(cluster, k->job, k->found.list[i].place.id, CAIRN_REMOVAL_RETIRED);
     for (size_t i = 0; i < k->words.begun_count; i++)
         if (is_left(k, &k->words.begun[i]))
-            cairn_cluster_snapshot_retire(cluster, k->job, k->words.begun[i].id,
-                                          CAIRN_REMOVAL_LEFT);
+            snapshot_retire(cluster, k->job, k->words.begun[i].id, CAIRN_REMOVAL_LEFT);
 }
 
 static void answer(const struct keeping *k)
@@ -731,8 +732,10 @@ void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32
     if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
 }
 
-void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id,
-                                   enum cairn_removal_cause cause)
+/* keep.c; on the loop: one that is not wanted any more; if it cannot be removed now (it is being
+ * restored), it stays. */
+static void snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id,
+                            enum cairn_removal_cause cause)
 {
     struct cairn_sentence why = { "no memory" };
     char *folder;

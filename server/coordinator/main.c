@@ -7,6 +7,8 @@
 static struct cairn_cluster_options options;
 static struct cairn_cluster *cluster;
 
+static const struct cairn_option *option_table(size_t *option_count_out);
+
 static void on_stop(struct cairn_daemon *daemon, void *context)
 {
     (void)context;
@@ -42,7 +44,7 @@ int main(int argc, char **argv)
     struct cairn_daemon daemon;
     struct cairn_sentence why;
     int exit_code;
-    spec.options = cairn_cluster_option_table(&spec.option_count);
+    spec.options = option_table(&spec.option_count);
     if (!cairn_daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
     options.build = CAIRN_BUILD;
     cairn_daemon_log(&daemon, spec.name, &options.log);
@@ -104,7 +106,8 @@ static const struct cairn_option table[] = {
     CAIRN_LOG_CONFIG(struct cairn_cluster_options, log),
 };
 
-const struct cairn_option *cairn_cluster_option_table(size_t *option_count_out)
+/* The table of it, for server/base/config.h. */
+static const struct cairn_option *option_table(size_t *option_count_out)
 {
     *option_count_out = sizeof table / sizeof *table;
     return table;

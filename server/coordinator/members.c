@@ -18,6 +18,11 @@
 
 enum member_known { UNKNOWN, TOLD, KNOWN };
 
+static void commits_fail(struct cairn_cluster_member *member, cairn_status status,
+                         const char *text);
+static void relapse_lost(const struct cairn_cluster_member *member);
+static void member_layout_changed(struct cairn_cluster_member *member);
+
 struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_session *session,
                                                        uint64_t job_id)
 {
@@ -125,7 +130,7 @@ static void fail_requests(struct cairn_cluster_member *member, cairn_status stat
         cairn_cluster_session_error(member->session, *requests[i], status, text);
         *requests[i] = 0;
     }
-    cairn_cluster_commits_fail(member, status, text);
+    commits_fail(member, status, text);
     for (uint32_t i = 0; i < member->waits.count; i++)
         cairn_cluster_session_error(member->session, member->waits.list[i].request, status, text);
     member->waits.count = 0;
@@ -168,7 +173,7 @@ static void go(struct cairn_cluster_member *member, bool lost, const char *reaso
         cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") left: %s",
                            member->session->name, member->rank, reason);
         if (lost) cairn_cluster_halts_lost(job, member, reason);
-        cairn_cluster_relapse_lost(member);
+        relapse_lost(member);
     }
     cairn_cluster_member_free(member);
     if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
@@ -217,7 +222,7 @@ void cairn_cluster_member_put_out(struct cairn_cluster_member *member, cairn_sta
     if (contributes) {
         cairn_sentence_set(&job->rounds.epoch_reason, "%s", text);
         cairn_cluster_halts_lost(job, member, text);
-        cairn_cluster_relapse_lost(member);
+        relapse_lost(member);
     }
     cairn_cluster_member_expel(member, status, text);
     if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
@@ -267,7 +272,7 @@ static void send_attached(struct cairn_cluster_member *member)
     cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
     cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_LAYOUT, layout);
     cairn_cluster_shard_infos_release(&infos);
-    if (behind) cairn_cluster_member_layout_changed(member);
+    if (behind) member_layout_changed(member);
 }
 
 static bool may_attach(const struct cairn_cluster_member *member)
@@ -536,7 +541,8 @@ static void count(struct cairn_cluster_job *job, struct cairn_cluster_relapse *r
     relapse->count++;
 }
 
-void cairn_cluster_relapse_lost(const struct cairn_cluster_member *member)
+/* An attached worker is gone. */
+static void relapse_lost(const struct cairn_cluster_member *member)
 {
     struct cairn_cluster_job *job = member->job;
     char host[CAIRN_FABRIC_HOST_BYTES];
@@ -726,7 +732,7 @@ static void send_changed(struct cairn_cluster_member *member,
     cairn_cluster_session_pages(member->session, 0, CAIRN_PAGE_LAYOUT, job->planned.layout);
 }
 
-void cairn_cluster_member_layout_changed(struct cairn_cluster_member *member)
+static void member_layout_changed(struct cairn_cluster_member *member)
 {
     struct cairn_cluster_shard_infos infos;
     if (cairn_cluster_shard_infos_init(&infos, member->job, member->job->layout->shard_count)) {
@@ -746,7 +752,7 @@ void cairn_cluster_members_layout_changed(struct cairn_cluster_job *job)
     struct cairn_cluster_member *next;
     for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = next) {
         next = m->next_of_job;
-        if (m->phase == CAIRN_MEMBER_ATTACHED) cairn_cluster_member_layout_changed(m);
+        if (m->phase == CAIRN_MEMBER_ATTACHED) member_layout_changed(m);
     }
 }
 
@@ -793,8 +799,8 @@ bool cairn_cluster_commits_answer(struct cairn_cluster_member *member,
     return any;
 }
 
-void cairn_cluster_commits_fail(struct cairn_cluster_member *member, cairn_status status,
-                                const char *text)
+/* All of them. */
+static void commits_fail(struct cairn_cluster_member *member, cairn_status status, const char *text)
 {
     for (uint32_t i = 0; i < member->commits.count; i++)
         cairn_cluster_session_error(member->session, member->commits.list[i].request, status, text);

@@ -142,8 +142,6 @@ void cairn_cluster_places_find(const struct cairn_cluster *cluster,
 
 struct cairn_cluster_relapse;
 
-/* An attached worker is gone. */
-void cairn_cluster_relapse_lost(const struct cairn_cluster_member *member);
 /* A round has ended with it. */
 void cairn_cluster_relapse_over(struct cairn_cluster_member *member);
 /* Returns for how long a worker that wants in is put off from now on; 0: it is not. */
@@ -201,7 +199,6 @@ bool cairn_cluster_layouts_behind(const struct cairn_cluster_job *job);
 bool cairn_cluster_layouts_serves(const struct cairn_cluster_job *job, uint32_t shard);
 
 /* LayoutChanged to one, or to all who are attached. */
-void cairn_cluster_member_layout_changed(struct cairn_cluster_member *member);
 void cairn_cluster_members_layout_changed(struct cairn_cluster_job *job);
 
 /* ==== commits ==== */
@@ -228,9 +225,6 @@ void cairn_cluster_commits_add(struct cairn_cluster_member *member, uint32_t req
 /* To all who wait for that round; false: nobody does. */
 bool cairn_cluster_commits_answer(struct cairn_cluster_member *member,
                                   const Cairn__RoundResult *result);
-/* All of them. */
-void cairn_cluster_commits_fail(struct cairn_cluster_member *member, cairn_status status,
-                                const char *text);
 
 /* ==== version waits ==== */
 
@@ -385,16 +379,7 @@ void cairn_cluster_tiles_advance(struct cairn_cluster_job *job);
 void cairn_cluster_tiles_shard_gone(struct cairn_cluster_member *m, uint32_t shard);
 void cairn_cluster_tiles_member_gone(struct cairn_cluster_job *job,
                                      const struct cairn_cluster_member *m);
-/* Takes the tiles that the member declares for member->tiles.world ranks into the table; advance follows.
- * CAIRN_ERR_BUSY: it contributes to an open round. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct cairn_tiles *tiles,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Nothing is declared any more; who waits, but `by`, hears why. advance follows. */
-void cairn_cluster_tiles_clear(struct cairn_cluster_job *job,
-                               const struct cairn_cluster_member *by);
-/* The member's TilesDeclare fails. */
-void cairn_cluster_tiles_fail(struct cairn_cluster_member *member, cairn_status status,
-                              const char *text);
+
 /* False: a round may open, for all that tiles are concerned. Else `out` says who is missing. */
 bool cairn_cluster_tiles_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 /* All declared ranks have said InitDone. */

@@ -12,6 +12,16 @@
 #include "server/coordinator/members.h"
 #include "server/coordinator/restore.h"
 
+static void opening_refuse(struct cairn_cluster_member *member, cairn_status status,
+                           const char *text);
+static const struct cairn_cluster_member *opening_rival(const struct cairn_cluster_member *member,
+                                                        const struct cairn_cluster_job *job);
+static bool opening_compare(struct cairn_cluster_member *member, struct cairn_cluster_job *job);
+static void opening_join(struct cairn_cluster_member *member, struct cairn_cluster_job *job);
+static void opening_differences(const struct cairn_job_spec_data *spec,
+                                const struct cairn_job_spec_data *job, struct cairn_sentence *why,
+                                Cairn__Error **rows_out);
+
 /* A member of a job that is not here any more: it never makes another one of that name. */
 static void refuse_another(struct cairn_cluster_member *member)
 {
@@ -22,7 +32,7 @@ static void refuse_another(struct cairn_cluster_member *member)
         "), and no shard that is here holds it: it was dropped, or the coordinator runs on another "
         "store.path; close it and open it again to begin a new one",
         member->job_name, cairn_role_name(member->role), member->opening.attached_id);
-    cairn_cluster_opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
+    opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
 }
 
 /* It wants what there is of the job in the snapshots, and has not been told yet that there is nothing. */
@@ -37,7 +47,7 @@ static bool begin_resume(struct cairn_cluster_member *member)
 {
     struct cairn_cluster *cluster = member->session->cluster;
     if (cairn_cluster_resume_begin(cluster, member->job_name)) return false;
-    cairn_cluster_opening_refuse(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    opening_refuse(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     return true;
 }
 
@@ -54,7 +64,7 @@ static bool refuse_begun(struct cairn_cluster_member *member, const struct cairn
                        lost ? ", which is lost" : "",
                        "; open it without must_not_exist to go on with it, give yours another "
                        "name, or drop that one (`cairn job drop`)");
-    cairn_cluster_opening_refuse(member, CAIRN_ERR_EXISTS, why.text);
+    opening_refuse(member, CAIRN_ERR_EXISTS, why.text);
     return true;
 }
 
@@ -64,7 +74,7 @@ static bool is_contested(struct cairn_cluster_member *member, const struct cairn
                          bool *gone_out)
 {
     struct cairn_cluster *cluster = member->session->cluster;
-    const struct cairn_cluster_member *rival = cairn_cluster_opening_rival(member, job);
+    const struct cairn_cluster_member *rival = opening_rival(member, job);
     const uint64_t now_ms = cairn_cluster_now_ms(cluster),
                    lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
     struct cairn_sentence why;
@@ -85,8 +95,7 @@ static bool is_contested(struct cairn_cluster_member *member, const struct cairn
                                 "another rank, or take the place: CAIRN_OPEN_TAKEOVER, in Python "
                                 "takeover=True");
     *gone_out = true;
-    cairn_cluster_opening_refuse(member, was_in ? CAIRN_ERR_FENCED : CAIRN_ERR_PLACE_TAKEN,
-                                 why.text);
+    opening_refuse(member, was_in ? CAIRN_ERR_FENCED : CAIRN_ERR_PLACE_TAKEN, why.text);
     return true;
 }
 
@@ -117,7 +126,7 @@ static bool advance(struct cairn_cluster_member *member)
             return false;
         bool gone = false;
         if (member->opening.attached_id == 0 && refuse_begun(member, job)) return true;
-        if (!cairn_cluster_opening_compare(member, job)) return true;
+        if (!opening_compare(member, job)) return true;
         const bool fits = member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.joins;
         if (!lost && fits && is_contested(member, job, &gone)) return gone;
         member->opening.put_off = !lost && fits && cairn_cluster_relapse_wait_ms(job, member) > 0;
@@ -125,7 +134,7 @@ static bool advance(struct cairn_cluster_member *member)
             cluster->openings.contested = true; // looked at with the next tick
             return false;
         }
-        cairn_cluster_opening_join(member, job);
+        opening_join(member, job);
         return true;
     }
     if (cairn_cluster_job_planning(cluster, member->job_name) ||
@@ -134,7 +143,7 @@ static bool advance(struct cairn_cluster_member *member)
     if (member->role != CAIRN_ROLE_WIRE_WORKER) {
         cairn_sentence_set(&why, "there is no job %s; `cairn job list` shows those there are",
                            member->job_name);
-        cairn_cluster_opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
+        opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
     if (cairn_cluster_seats_up(cluster) < (uint64_t)cluster->options->shards) return false;
@@ -150,7 +159,7 @@ static bool advance(struct cairn_cluster_member *member)
                            "there is no job %s, and must_exist begins none; `cairn job list`, "
                            "`cairn snapshot list`",
                            member->job_name);
-        cairn_cluster_opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
+        opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
     uint64_t generation;
@@ -158,7 +167,7 @@ static bool advance(struct cairn_cluster_member *member)
     const cairn_status status = cairn_cluster_job_create(cluster, &member->opening.spec, generation,
                                                          member->opening.packed,
                                                          member->session->name, &why);
-    if (status != CAIRN_OK) cairn_cluster_opening_refuse(member, status, why.text);
+    if (status != CAIRN_OK) opening_refuse(member, status, why.text);
     return true; // gone, perhaps: a small job is planned at once, and may be refused
 }
 
@@ -200,7 +209,7 @@ void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *n
         while (m != NULL) {
             struct cairn_cluster_member *next = m->next_of_session;
             if (m->phase == CAIRN_MEMBER_WAITING && strcmp(m->job_name, name) == 0) {
-                cairn_cluster_opening_refuse(m, status, text);
+                opening_refuse(m, status, text);
             }
             m = next;
         }
@@ -217,7 +226,7 @@ void cairn_cluster_openers_resumed(struct cairn_cluster *cluster, const char *na
             if (m->phase == CAIRN_MEMBER_WAITING && m->opening.resumes &&
                 strcmp(m->job_name, name) == 0) {
                 m->opening.resumes = false;
-                if (status != CAIRN_OK) cairn_cluster_opening_refuse(m, status, text);
+                if (status != CAIRN_OK) opening_refuse(m, status, text);
             }
             m = next;
         }
@@ -282,7 +291,7 @@ static void judge_verdict(struct cairn_cluster_verdict *verdict,
         cairn_sentence_set(&verdict->why,
                            "the snapshot of job %s is of another one than this spec:\n",
                            saved->name);
-        cairn_cluster_opening_differences(&spec, saved, &verdict->why, &verdict->rows);
+        opening_differences(&spec, saved, &verdict->why, &verdict->rows);
     }
     cairn_spec_release(&spec);
 }
@@ -310,14 +319,14 @@ static void refuse_resuming(struct cairn_cluster_member *m, struct cairn_cluster
                             struct cairn_sentence *why)
 {
     if (verdict == NULL) {
-        cairn_cluster_opening_refuse(m, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
+        opening_refuse(m, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
         return;
     }
     *why = verdict->why;
     cairn__error__free_unpacked(m->opening.rows, NULL);
     m->opening.rows = verdict->rows;
     verdict->rows = NULL;
-    cairn_cluster_opening_refuse(m, verdict->status, why->text);
+    opening_refuse(m, verdict->status, why->text);
 }
 
 cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster, const char *name,
@@ -433,8 +442,7 @@ void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t r
     member->phase = open->spec_bytes > 0 ? CAIRN_MEMBER_PAGES : CAIRN_MEMBER_WAITING;
     status = cairn_paged_init(&member->opening.pages, open->spec_bytes);
     if (status != CAIRN_OK) {
-        cairn_cluster_opening_refuse(member, status,
-                                     "the spec is larger than a coordinator takes (64 MiB)");
+        opening_refuse(member, status, "the spec is larger than a coordinator takes (64 MiB)");
         return;
     }
     if (member->phase == CAIRN_MEMBER_WAITING) cairn_cluster_openings_advance(session->cluster);
@@ -491,8 +499,7 @@ static void compare(struct judging *judging)
     if (judging->status != CAIRN_OK) return;
     judging->joins = cairn_spec_joins(&judging->spec, &job);
     judging->why.text[0] = '\0';
-    if (!judging->joins)
-        cairn_cluster_opening_differences(&judging->spec, &job, &judging->why, &judging->rows);
+    if (!judging->joins) opening_differences(&judging->spec, &job, &judging->why, &judging->rows);
     cairn_spec_release(&job);
 }
 
@@ -557,7 +564,7 @@ static void done_judging(struct cairn_cluster_work *work)
         status = cairn_cluster_judge_workers(cluster, &member->opening.spec, &why);
     }
     judging_free(judging);
-    if (status != CAIRN_OK) cairn_cluster_opening_refuse(member, status, why.text);
+    if (status != CAIRN_OK) opening_refuse(member, status, why.text);
     cairn_cluster_openings_advance(cluster);
 }
 
@@ -569,7 +576,7 @@ static void begin_judging(struct cairn_cluster_member *member, struct cairn_pack
     if (judging != NULL) judging->job_name = strdup(member->job_name);
     if (judging == NULL || judging->job_name == NULL) {
         free(judging);
-        cairn_cluster_opening_refuse(member, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
+        opening_refuse(member, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
         return;
     }
     judging->work.run = run_judging;
@@ -582,13 +589,14 @@ static void begin_judging(struct cairn_cluster_member *member, struct cairn_pack
     if (!cairn_cluster_work_do(&judging->work, session->cluster, session, member->open_request,
                                judging->packed->size)) {
         judging_free(judging);
-        cairn_cluster_opening_refuse(member, CAIRN_ERR_BUSY,
-                                     "this connection waits for too many answers already");
+        opening_refuse(member, CAIRN_ERR_BUSY,
+                       "this connection waits for too many answers already");
     }
 }
 
-bool cairn_cluster_opening_compare(struct cairn_cluster_member *member,
-                                   struct cairn_cluster_job *job)
+/* True: opening.joins says whether the member's spec is the job's, or was. False: a thread looks, or has
+ * looked, and who waits for the job looks again; or the member was refused, and is gone. */
+static bool opening_compare(struct cairn_cluster_member *member, struct cairn_cluster_job *job)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.compared == job->planned.spec)
         return true;
@@ -609,8 +617,7 @@ void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t r
                                     ? cairn_paged_add(&member->opening.pages, page)
                                     : CAIRN_ERR_PROTOCOL;
     if (status != CAIRN_OK) {
-        cairn_cluster_opening_refuse(member, status,
-                                     "the pages of the spec do not follow each other");
+        opening_refuse(member, status, "the pages of the spec do not follow each other");
         return;
     }
     if (!cairn_paged_whole(&member->opening.pages)) return;
@@ -620,7 +627,7 @@ void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t r
     if (opening->packed != NULL)
         begin_judging(member, NULL);
     else
-        cairn_cluster_opening_refuse(member, CAIRN_ERR_NO_MEMORY, "no memory for the spec");
+        opening_refuse(member, CAIRN_ERR_NO_MEMORY, "no memory for the spec");
 }
 
 /* ==== join ==== */
@@ -644,9 +651,9 @@ static cairn_status judge_room(const struct cairn_cluster_member *member,
                       job->spec.name, others, most, job->spec.name);
 }
 
-const struct cairn_cluster_member *
-cairn_cluster_opening_rival(const struct cairn_cluster_member *member,
-                            const struct cairn_cluster_job *job)
+/* The worker whose rank the member wants, and may not take now; NULL: there is none. */
+static const struct cairn_cluster_member *opening_rival(const struct cairn_cluster_member *member,
+                                                        const struct cairn_cluster_job *job)
 {
     const struct cairn_cluster_opening *mine = &member->opening;
     if (member->role != CAIRN_ROLE_WIRE_WORKER || mine->takes_over) return NULL;
@@ -686,8 +693,9 @@ static cairn_status judge_join(const struct cairn_cluster_member *member,
     return CAIRN_ERR_MISMATCH;
 }
 
-void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_status status,
-                                  const char *text)
+/* The member's JobOpen fails. Frees the member. */
+static void opening_refuse(struct cairn_cluster_member *member, cairn_status status,
+                           const char *text)
 {
     cairn_log_info("refused to open job %s for %s %s: %s", member->job_name,
                    cairn_role_name(member->role), member->session->name, text);
@@ -729,7 +737,8 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
     cairn_cluster_member_free(same);
 }
 
-void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cairn_cluster_job *job)
+/* Its job is there: the member joins it, or is refused. */
+static void opening_join(struct cairn_cluster_member *member, struct cairn_cluster_job *job)
 {
     struct cairn_sentence why;
     cairn_status status = judge_join(member, job, &why);
@@ -740,7 +749,7 @@ void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cair
         }
     }
     if (status != CAIRN_OK) {
-        cairn_cluster_opening_refuse(member, status, why.text);
+        opening_refuse(member, status, why.text);
         return;
     }
     // The same session after a reconnect: the new connection takes its place, nobody else hears.
@@ -866,9 +875,11 @@ static void add_way(const char *job, const struct rows *rows)
                                           : "");
 }
 
-void cairn_cluster_opening_differences(const struct cairn_job_spec_data *spec,
-                                       const struct cairn_job_spec_data *job,
-                                       struct cairn_sentence *why, Cairn__Error **rows_out)
+/* Adds what a spec has other than the job's, and what makes the job so, in words; and as rows of an Error
+ * (the caller's, by cairn__error__free_unpacked; NULL: no memory). Any thread. */
+static void opening_differences(const struct cairn_job_spec_data *spec,
+                                const struct cairn_job_spec_data *job, struct cairn_sentence *why,
+                                Cairn__Error **rows_out)
 {
     const struct cairn_job_spec_data mine = cairn_spec_with_workers(spec, job);
     struct rows rows = { .why = why, .error = malloc(sizeof *rows.error), .whole = true };

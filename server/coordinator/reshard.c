@@ -20,6 +20,11 @@
 
 /* ---- the end ---- */
 
+static void slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next, uint8_t *gone,
+                        uint64_t bytes, bool back);
+static bool reshard_is_paced(const struct cairn_cluster_job *job);
+static void slice_cancel(struct cairn_cluster_job *job);
+
 static void on_saved(const struct cairn_cluster_saved *saved)
 {
     if (saved->status != CAIRN_OK)
@@ -73,8 +78,9 @@ void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
     forget_weights(job);
 }
 
-void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_status status,
-                                       const char *text)
+/* The end of a slice, for the run: OK, or why not. */
+static void reshard_slice_ended(struct cairn_cluster_job *job, cairn_status status,
+                                const char *text)
 {
     struct cairn_cluster_reshard *r = &job->reshard;
     // It was none, and may be asked for again.
@@ -198,7 +204,7 @@ static bool leave(struct cairn_cluster_job *job)
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].weight <= 0 && !cairn_layout_owns(job->layout, i))
             gone[i / 8] = (uint8_t)(gone[i / 8] | 1u << i % 8);
-    cairn_cluster_slice_begin(job, next, gone, 0, false);
+    slice_begin(job, next, gone, 0, false);
     return true;
 }
 
@@ -283,7 +289,7 @@ static void slice(struct cairn_cluster_job *job)
         return; // with the next tick
     }
     cairn_cluster_reshard_pace_cut(&job->reshard.pace, bytes);
-    cairn_cluster_slice_begin(job, next, gone, bytes, false);
+    slice_begin(job, next, gone, bytes, false);
 }
 
 void cairn_cluster_reshard_note_step(struct cairn_cluster_job *job)
@@ -307,7 +313,7 @@ void cairn_cluster_reshard_advance(struct cairn_cluster_job *job)
         cairn_cluster_reshard_join(job);
     } else if (r->target == NULL && plan_anew(job, &why) != CAIRN_OK) {
         cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
-    } else if (cairn_cluster_reshard_is_paced(job)) {
+    } else if (reshard_is_paced(job)) {
         slice(job);
     }
 }
@@ -420,7 +426,7 @@ cairn_status cairn_cluster_reshard_cancel(struct cairn_cluster_job *job, struct 
                           "no re-sharding of job %s is under way: there is nothing to cancel",
                           job->spec.name);
     job->reshard.canceled = true;
-    cairn_cluster_slice_cancel(job);
+    slice_cancel(job);
     cairn_cluster_reshard_advance(job);
     return CAIRN_OK;
 }
@@ -747,7 +753,7 @@ static void go_back(struct cairn_cluster_job *job, uint32_t lost)
                        job->spec.name, job->shards[lost].seat->name);
         if (r->lost_empty)
             settle_without(job); // it had nothing to say, and the others have said it
-        cairn_cluster_slice_begin(job, next, gone, 0, true);
+        slice_begin(job, next, gone, 0, true);
         return;
     }
     free(gone);
@@ -771,7 +777,7 @@ static void ended(struct cairn_cluster_job *job, const struct cairn_move_action 
     } else {
         cairn_cluster_layouts_drop_next(job);
     }
-    cairn_cluster_reshard_slice_ended(job, action->status, text);
+    reshard_slice_ended(job, action->status, text);
 }
 
 static void do_action(struct cairn_cluster_job *job, const struct cairn_move_action *action,
@@ -811,8 +817,9 @@ static void happened(struct cairn_cluster_job *job, struct cairn_move_event *eve
     job->reshard.busy = was_busy;
 }
 
-void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next,
-                               uint8_t *gone, uint64_t bytes, bool back)
+/* Begins one, and takes `next`; gone: a bit for each of its holes, malloc'ed, taken too. */
+static void slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next, uint8_t *gone,
+                        uint64_t bytes, bool back)
 {
     struct cairn_cluster_layouts *l = &job->layouts;
     assert(!is_owned_by_holes(next, gone));
@@ -853,7 +860,7 @@ void cairn_cluster_slice_tick(struct cairn_cluster_job *job)
     if (lost < job->shard_count) go_back(job, lost);
 }
 
-void cairn_cluster_slice_cancel(struct cairn_cluster_job *job)
+static void slice_cancel(struct cairn_cluster_job *job)
 {
     struct cairn_move_event event = { .kind = CAIRN_MOVE_CANCEL };
     if (job->reshard.move != NULL) happened(job, &event, "it was canceled");
@@ -1040,7 +1047,8 @@ double cairn_cluster_reshard_expected_pause_s(const struct cairn_cluster_job *jo
     return pause_of(pause) * cairn_cluster_pace_median(&job->pace) * 1e-6;
 }
 
-bool cairn_cluster_reshard_is_paced(const struct cairn_cluster_job *job)
+/* A slice may begin: nobody trains, or a step was made in the layout in force. */
+static bool reshard_is_paced(const struct cairn_cluster_job *job)
 {
     return cairn_cluster_pace_rests(job) ||
            cairn_version_compare(cairn_cluster_job_version(job), job->layouts.at) > 0;

@@ -140,12 +140,6 @@ cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *job,
 /* Adds every shard that is here and stays; of stage 0 one, if it has none. */
 void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
                                     struct cairn_cluster_reshard_wish *wish);
-/* Reads an operator's wish. CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND, CAIRN_ERR_NOT_READY and
- * CAIRN_ERR_NO_MEMORY, with what is wrong with the wish. */
-cairn_status cairn_cluster_reshard_wish_asked(const struct cairn_cluster_job *job,
-                                              const Cairn__ReshardAsk *ask,
-                                              struct cairn_cluster_reshard_wish *wish_out,
-                                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- the plan ---- */
 
@@ -183,8 +177,6 @@ uint64_t cairn_cluster_reshard_slice_most(const struct cairn_cluster_job *job);
 double cairn_cluster_reshard_expected_s(const struct cairn_cluster_job *job,
                                         const struct cairn_cluster_reshard_target *target);
 double cairn_cluster_reshard_expected_pause_s(const struct cairn_cluster_job *job, double pause);
-/* A slice may begin: nobody trains, or a step was made in the layout in force. */
-bool cairn_cluster_reshard_is_paced(const struct cairn_cluster_job *job);
 
 /* ---- shards that join ---- */
 
@@ -198,10 +190,6 @@ void cairn_cluster_reshard_unjoin(struct cairn_cluster_job *job);
 
 /* ---- the slice ---- */
 
-/* Begins one, and takes `next`; gone: a bit for each of its holes, malloc'ed, taken too. */
-void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next,
-                               uint8_t *gone, uint64_t bytes, bool back);
-void cairn_cluster_slice_cancel(struct cairn_cluster_job *job);
 /* The core goes by the next layout. */
 void cairn_cluster_slice_in_force(struct cairn_cluster_job *job);
 /* A layout that is to go back is begun anew, if a shard that it needs was away. */
@@ -217,9 +205,6 @@ bool cairn_cluster_slice_left_out(const struct cairn_cluster_job *job, uint32_t 
 /* The shard is back, and has that layout prepared: if nothing comes of it, it is to forget it. */
 void cairn_cluster_slice_prepared(const struct cairn_cluster_job *job, uint32_t shard,
                                   uint64_t layout);
-/* The end of a slice, for the run: OK, or why not. */
-void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_status status,
-                                       const char *text);
 
 /* ---- asked ---- */
 
@@ -269,11 +254,6 @@ void cairn_cluster_amenders_forget(struct cairn_cluster *cluster,
                                    const struct cairn_cluster_session *session);
 /* With the job; NULL is fine. */
 void cairn_cluster_amending_free(struct cairn_cluster_amending *amending);
-/* Does to a copy of the job's spec what the amendment says of tensors; canonical after it, not judged.
- * *extends_out: planes begin or end, so the shards have to make a new generation. */
-cairn_status cairn_cluster_amend_tensors(struct cairn_job_spec_data *next,
-                                         const Cairn__JobAmend *amend, bool *extends_out,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- amend.c: what the shards know of the spec that is in the store ---- */
 
@@ -284,8 +264,6 @@ void cairn_cluster_terms_tell_all(struct cairn_cluster_job *job);
 void cairn_cluster_amend_done(struct cairn_cluster_member *member, uint64_t revision);
 void cairn_cluster_amend_failed(struct cairn_cluster_member *member, cairn_status status,
                                 const char *text);
-/* Answers the amendments that all shards have. */
-void cairn_cluster_terms_advance(struct cairn_cluster_job *job);
 
 /* ==== extend ==== */
 

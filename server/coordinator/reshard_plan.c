@@ -19,6 +19,11 @@
 
 /* ---- may it be? ---- */
 
+static cairn_status reshard_wish_asked(const struct cairn_cluster_job *job,
+                                       const Cairn__ReshardAsk *ask,
+                                       struct cairn_cluster_reshard_wish *wish_out,
+                                       struct cairn_sentence *why);
+
 static cairn_status judge_stage_0(const struct cairn_cluster_job *job,
                                   const struct cairn_cluster_reshard_wish *wish,
                                   struct cairn_sentence *why)
@@ -484,7 +489,7 @@ static cairn_status plan(struct cairn_cluster_job *job, const Cairn__ReshardAsk 
 {
     struct cairn_cluster_reshard_wish wish;
     struct cairn_cluster_reshard_target target;
-    cairn_status status = cairn_cluster_reshard_wish_asked(job, ask, &wish, why);
+    cairn_status status = reshard_wish_asked(job, ask, &wish, why);
     if (status != CAIRN_OK) return status;
     status = cairn_cluster_reshard_plan(job, &wish, &target, why);
     if (status == CAIRN_OK) {
@@ -501,7 +506,7 @@ static cairn_status apply(struct cairn_cluster_job *job, const Cairn__ReshardAsk
 {
     struct cairn_cluster_reshard_wish wish;
     cairn_status status = judge_hash(job, ask, why);
-    if (status == CAIRN_OK) status = cairn_cluster_reshard_wish_asked(job, ask, &wish, why);
+    if (status == CAIRN_OK) status = reshard_wish_asked(job, ask, &wish, why);
     if (status != CAIRN_OK) return status;
     status = cairn_cluster_reshard_begin(job, &wish, why);
     cairn_cluster_reshard_wish_release(&wish);
@@ -885,10 +890,12 @@ static cairn_status take_weights(const struct cairn_cluster_job *job, const Cair
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_reshard_wish_asked(const struct cairn_cluster_job *job,
-                                              const Cairn__ReshardAsk *ask,
-                                              struct cairn_cluster_reshard_wish *wish_out,
-                                              struct cairn_sentence *why)
+/* Reads an operator's wish. CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND, CAIRN_ERR_NOT_READY and
+ * CAIRN_ERR_NO_MEMORY, with what is wrong with the wish. */
+static cairn_status reshard_wish_asked(const struct cairn_cluster_job *job,
+                                       const Cairn__ReshardAsk *ask,
+                                       struct cairn_cluster_reshard_wish *wish_out,
+                                       struct cairn_sentence *why)
 {
     if (!isfinite(ask->pause) || ask->pause < 0 || ask->pause > 100)
         return cairn_fail(why, CAIRN_ERR_INVALID,

@@ -32,6 +32,16 @@
 
 #define TENSOR_BYTES 64 /* of a spec, about */
 
+static void restore_answer(struct cairn_cluster_restore *restore);
+static void restore_prove_loaded(struct cairn_cluster_work *work);
+static const char *restore_job_name(const struct cairn_cluster_restore *restore);
+static void restore_warn(const struct cairn_cluster_restore *restore);
+static void restore_prove(struct cairn_cluster_work *work);
+static void restore_check(struct cairn_cluster_work *work);
+static bool restore_fall_back(struct cairn_cluster_restore *restore);
+static void restore_prove_files(struct cairn_cluster_work *work);
+static void restore_find_latest(struct cairn_cluster_restore *restore);
+
 static void tell_ended(struct cairn_cluster_restore *restore, cairn_status status, const char *text)
 {
     const cairn_cluster_restored_fn ended = restore->latest.ended;
@@ -39,7 +49,8 @@ static void tell_ended(struct cairn_cluster_restore *restore, cairn_status statu
     if (ended != NULL && !restore->cluster->closing) ended(restore, status, text);
 }
 
-void cairn_cluster_restore_free(struct cairn_cluster_restore *restore)
+/* Who began it without an admin hears that it was given up, unless that one was told of its end. */
+static void restore_free(struct cairn_cluster_restore *restore)
 {
     tell_ended(restore, CAIRN_ERR_NOT_READY, "its restore was given up");
     struct cairn_cluster_restore **at = &restore->cluster->restores;
@@ -85,11 +96,11 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
                                  restore->folder, restore->manifest.step, restore->generation,
                                  passed[0] != '\0' ? "; passed over: " : "", passed);
         if (restore->is_stored) cairn_cluster_restore_passed_over(restore, &restore->latest.passed);
-        cairn_cluster_restore_answer(restore);
+        restore_answer(restore);
     }
     tell_ended(restore, status, text);
     struct cairn_cluster *cluster = restore->cluster;
-    cairn_cluster_restore_free(restore);
+    restore_free(restore);
     cairn_cluster_openings_advance(cluster);
 }
 
@@ -128,7 +139,7 @@ static void on_stored(const struct cairn_cluster_saved *saved)
     while (restore != NULL && restore->job_id != saved->job) restore = restore->next;
     if (restore == NULL) return;
     if (job == NULL || !job->restoring) {
-        cairn_cluster_restore_free(restore);
+        restore_free(restore);
         return;
     }
     cairn_status status = saved->status;
@@ -149,7 +160,7 @@ static void on_loaded(struct cairn_cluster_restore *restore, cairn_status status
     struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster, restore->job_id);
     struct cairn_sentence why;
     if (restore->cluster->closing || job == NULL) {
-        cairn_cluster_restore_free(restore);
+        restore_free(restore);
         return;
     }
     cairn_sentence_set(&why, "%s", text);
@@ -168,7 +179,8 @@ static void on_proven(struct cairn_cluster_work *work)
     on_loaded(restore, restore->status, why.text);
 }
 
-void cairn_cluster_restore_advance(struct cairn_cluster_restore *restore)
+/* A part came, or will not come. */
+static void restore_advance(struct cairn_cluster_restore *restore)
 {
     const struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster,
                                                                   restore->job_id);
@@ -177,7 +189,7 @@ void cairn_cluster_restore_advance(struct cairn_cluster_restore *restore)
         if (cairn_part_is_open(restore->parts[i])) return;
     }
     restore->made = false; // once
-    restore->work.run = cairn_cluster_restore_prove_loaded;
+    restore->work.run = restore_prove_loaded;
     restore->work.done = on_proven;
     // A failure, too, ends on the loop later: the job may go then, and here somebody has it in hand.
     const bool started = cairn_cluster_work_start(&restore->work, restore->cluster, NULL, 0);
@@ -200,7 +212,7 @@ static void on_made(void *context, cairn_status status, const char *text)
         return;
     }
     restore->made = true;
-    cairn_cluster_restore_advance(restore);
+    restore_advance(restore);
 }
 
 static void on_reserved(const struct cairn_cluster_saved *saved);
@@ -236,7 +248,7 @@ static void on_planned(struct cairn_cluster_work *work)
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     const struct cairn_sentence why = restore->why;
     if (work->cluster->closing)
-        cairn_cluster_restore_free(restore);
+        restore_free(restore);
     else if (restore->status == CAIRN_OK)
         advance(restore);
     else
@@ -339,7 +351,7 @@ static void begin_load(struct cairn_cluster_work *work)
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     restore->checked = true;
     if (work->cluster->closing) {
-        cairn_cluster_restore_free(restore);
+        restore_free(restore);
         return;
     }
     cairn_status status = restore->status;
@@ -357,7 +369,7 @@ static void begin_load(struct cairn_cluster_work *work)
 
 static const struct cairn_cluster_job *job_there(const struct cairn_cluster_restore *restore)
 {
-    return cairn_cluster_job_find(restore->cluster, cairn_cluster_restore_job_name(restore));
+    return cairn_cluster_job_find(restore->cluster, restore_job_name(restore));
 }
 
 /* There is a job of its name that is not lost, and would be if it came to a failure later. */
@@ -371,8 +383,8 @@ static void end_plan(struct cairn_cluster_restore *restore)
 {
     const struct cairn_cluster_job *old = job_there(restore);
     if (old != NULL) cairn_cluster_restore_replaces(restore, old);
-    cairn_cluster_restore_answer(restore);
-    cairn_cluster_restore_free(restore);
+    restore_answer(restore);
+    restore_free(restore);
 }
 
 static void on_checked(struct cairn_cluster_work *work)
@@ -384,10 +396,10 @@ static void on_checked(struct cairn_cluster_work *work)
         end_plan(restore);
         return;
     }
-    if (restore->status == CAIRN_OK) cairn_cluster_restore_warn(restore);
+    if (restore->status == CAIRN_OK) restore_warn(restore);
     if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
         restore->checked = false; // it may come to another folder yet
-        work->run = cairn_cluster_restore_prove;
+        work->run = restore_prove;
         work->done = begin_load;
         if (cairn_cluster_work_start(work, work->cluster, NULL, 0)) return;
         restore->status = cairn_fail(&restore->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
@@ -397,7 +409,8 @@ static void on_checked(struct cairn_cluster_work *work)
 
 /* ---- begun and forgotten ---- */
 
-struct cairn_cluster_restore *cairn_cluster_restore_new(struct cairn_cluster *cluster)
+/* In the cluster's list, its work not started yet. NULL: no memory. */
+static struct cairn_cluster_restore *restore_new(struct cairn_cluster *cluster)
 {
     struct cairn_cluster_restore *restore = calloc(1, sizeof *restore);
     if (restore == NULL) return NULL;
@@ -405,7 +418,7 @@ struct cairn_cluster_restore *cairn_cluster_restore_new(struct cairn_cluster *cl
     cairn_manifest_init(&restore->manifest);
     cairn_spec_init(&restore->spec);
     cairn_cluster_keys_ring(cluster, &restore->ring);
-    restore->work.run = cairn_cluster_restore_check;
+    restore->work.run = restore_check;
     restore->work.done = on_checked;
     restore->next = cluster->restores;
     cluster->restores = restore;
@@ -431,7 +444,7 @@ void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
 
 void cairn_cluster_restores_close(struct cairn_cluster *cluster)
 {
-    while (cluster->restores != NULL) cairn_cluster_restore_free(cluster->restores);
+    while (cluster->restores != NULL) restore_free(cluster->restores);
 }
 
 /* ==== ask ==== */
@@ -493,7 +506,7 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
                                  const Cairn__SnapshotRestore *message)
 {
     struct cairn_sentence why;
-    struct cairn_cluster_restore *restore = cairn_cluster_restore_new(session->cluster);
+    struct cairn_cluster_restore *restore = restore_new(session->cluster);
     if (restore == NULL) {
         cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
@@ -509,14 +522,15 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
     }
     if (status == CAIRN_OK) return;
     cairn_cluster_session_error(session, request, status, why.text);
-    cairn_cluster_restore_free(restore);
+    restore_free(restore);
 }
 
 /* ==== answer ==== */
 
 /* Tells an operator about a restore: which job it would replace, and its outcome. */
 
-const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *restore)
+/* Under which name it is, or will be, a job. */
+static const char *restore_job_name(const struct cairn_cluster_restore *restore)
 {
     return restore->job_name != NULL ? restore->job_name : restore->manifest.spec.name;
 }
@@ -543,14 +557,15 @@ void cairn_cluster_restore_replaces(struct cairn_cluster_restore *restore,
     restore->replaces = true;
 }
 
-void cairn_cluster_restore_answer(struct cairn_cluster_restore *restore)
+/* It is done, or planned: who asked hears of it. */
+static void restore_answer(struct cairn_cluster_restore *restore)
 {
     struct cairn_snapshot_view view;
     Cairn__SnapshotStatus *message = &view.status;
     const char *slash = strrchr(restore->folder, '/');
     cairn_cluster_manifest_to_view(&restore->manifest, slash == NULL ? restore->folder : slash + 1,
                                    restore->folder, &view);
-    message->job = (char *)(uintptr_t)cairn_cluster_restore_job_name(restore);
+    message->job = (char *)(uintptr_t)restore_job_name(restore);
     if (restore->replaces) message->replaced = &restore->replaced;
     message->passed_over = restore->latest.passed.text;
     if (!restore->plan) message->restored_generation = restore->generation;
@@ -574,9 +589,10 @@ static bool has_whole_sums(const struct cairn_manifest *m)
     return false;
 }
 
-cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_restore *restore,
-                                                   const struct cairn_manifest *manifest,
-                                                   const char *folder, struct cairn_sentence *why)
+/* May it be taken, by who signed it? Any thread. CAIRN_ERR_REFUSED, CAIRN_ERR_CHECKSUM. */
+static cairn_status restore_judge_signature(const struct cairn_cluster_restore *restore,
+                                            const struct cairn_manifest *manifest,
+                                            const char *folder, struct cairn_sentence *why)
 {
     struct cairn_sentence said = { "" };
     const cairn_status status = cairn_manifest_accept(manifest, &restore->ring, restore->waiver,
@@ -596,8 +612,8 @@ static void check_folder(struct cairn_cluster_restore *restore)
     restore->folder = folder;
     restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status != CAIRN_OK) return;
-    restore->status = cairn_cluster_restore_judge_signature(restore, &snapshot.manifest,
-                                                            restore->folder, &restore->why);
+    restore->status = restore_judge_signature(restore, &snapshot.manifest, restore->folder,
+                                              &restore->why);
     const bool is_read = restore->fallback || has_whole_sums(&snapshot.manifest);
     if (restore->status == CAIRN_OK && !restore->plan && is_read)
         restore->status = cairn_snapshot_verify(&snapshot, NULL, &restore->why);
@@ -611,15 +627,17 @@ static void check_folder(struct cairn_cluster_restore *restore)
 static void check_in_turn(struct cairn_cluster_restore *restore)
 {
     do check_folder(restore);
-    while (restore->status != CAIRN_OK && cairn_cluster_restore_fall_back(restore));
+    while (restore->status != CAIRN_OK && restore_fall_back(restore));
 }
 
-void cairn_cluster_restore_prove(struct cairn_cluster_work *work)
+/* Proves the files before a job is given up for them; an older folder may be chosen if they are
+ * damaged. */
+static void restore_prove(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     while (restore->status == CAIRN_OK) {
-        cairn_cluster_restore_prove_files(work);
-        if (restore->status == CAIRN_OK || !cairn_cluster_restore_fall_back(restore)) return;
+        restore_prove_files(work);
+        if (restore->status == CAIRN_OK || !restore_fall_back(restore)) return;
         cairn_manifest_release(&restore->manifest);
         check_in_turn(restore);
     }
@@ -630,7 +648,7 @@ void cairn_cluster_restore_prove(struct cairn_cluster_work *work)
 static void look_around(struct cairn_cluster_restore *restore)
 {
     const char *root = restore->cluster->storage.path;
-    const char *job = cairn_cluster_restore_job_name(restore);
+    const char *job = restore_job_name(restore);
     const char *id = strrchr(restore->folder, '/');
     struct cairn_sentence why;
     if (cairn_snapshot_last_generation(root, job, &restore->last_generation, &why) != CAIRN_OK)
@@ -639,17 +657,19 @@ static void look_around(struct cairn_cluster_restore *restore)
                           cairn_snapshot_committed(root, job, id + 1, &why) == CAIRN_OK;
 }
 
-void cairn_cluster_restore_check(struct cairn_cluster_work *work)
+/* Reads manifest and files of the folder that was asked for, or chosen, and moves the manifest here. */
+static void restore_check(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     if (restore->is_stored)
         restore->status = cairn_cluster_storage_seen(restore->cluster, &restore->why);
-    if (restore->folder == NULL) cairn_cluster_restore_find_latest(restore);
+    if (restore->folder == NULL) restore_find_latest(restore);
     if (restore->status == CAIRN_OK) check_in_turn(restore);
     if (restore->status == CAIRN_OK) look_around(restore);
 }
 
-void cairn_cluster_restore_warn(const struct cairn_cluster_restore *restore)
+/* On the loop: tells of one that no trusted key has signed, or whose manifest has no hash over itself. */
+static void restore_warn(const struct cairn_cluster_restore *restore)
 {
     struct cairn_sentence what;
     if (cairn_manifest_trust(&restore->manifest, &restore->ring, &what) != CAIRN_TRUST_SIGNED)
@@ -771,7 +791,8 @@ static void judge_proof(struct cairn_cluster_restore *restore, const char *what)
     if (restore->status == CAIRN_ERR_CHECKSUM) find_damage(restore);
 }
 
-void cairn_cluster_restore_prove_files(struct cairn_cluster_work *work)
+/* On another thread: the content root of the files, which were verified, against the manifest's. */
+static void restore_prove_files(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     struct cairn_snapshot snapshot;
@@ -784,7 +805,8 @@ void cairn_cluster_restore_prove_files(struct cairn_cluster_work *work)
     cairn_cluster_digests_release(&restore->digests);
 }
 
-void cairn_cluster_restore_prove_loaded(struct cairn_cluster_work *work)
+/* On another thread: that of what the shards told. */
+static void restore_prove_loaded(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     judge_proof(restore, "what the shards have loaded has");
@@ -807,7 +829,7 @@ static void end_part(struct cairn_cluster_restore *restore, uint32_t shard, cair
     restore->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
     if (status != CAIRN_OK && restore->status == CAIRN_OK)
         restore->status = cairn_fail(&restore->why, status, "%s: %s", name, text);
-    cairn_cluster_restore_advance(restore);
+    restore_advance(restore);
 }
 
 bool cairn_cluster_restore_on_part(struct cairn_cluster_session *session,
@@ -896,7 +918,8 @@ static struct cairn_found_snapshot *choose(struct cairn_cluster_restore *restore
     return NULL;
 }
 
-void cairn_cluster_restore_find_latest(struct cairn_cluster_restore *restore)
+/* On another thread, the folder of a restore that has none. */
+static void restore_find_latest(struct cairn_cluster_restore *restore)
 {
     struct cairn_cluster_found found;
     const char *job = restore->job_name;
@@ -932,7 +955,9 @@ static struct cairn_snapshot_place place_of(const char *folder)
     return place;
 }
 
-bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore)
+/* The one that was asked for by its id is damaged, as restore->why says: with `fallback` the newest that is
+ * older is to be tried in its place, which is then restore->folder (true); else `why` names it. */
+static bool restore_fall_back(struct cairn_cluster_restore *restore)
 {
     struct cairn_sentence text = restore->why, passed = restore->latest.passed;
     const cairn_status status = restore->status;
@@ -949,7 +974,7 @@ bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore)
     restore->latest.behind = place;
     restore->latest.newest = place.version;
     restore->folder = NULL;
-    cairn_cluster_restore_find_latest(restore);
+    restore_find_latest(restore);
     restore->latest.passed = passed; // the newest
     const bool found = restore->status == CAIRN_OK;
     if (found && restore->fallback) {
@@ -987,7 +1012,7 @@ bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job
                                   const struct cairn_snapshot_place *behind,
                                   cairn_cluster_restored_fn ended)
 {
-    struct cairn_cluster_restore *restore = cairn_cluster_restore_new(cluster);
+    struct cairn_cluster_restore *restore = restore_new(cluster);
     if (restore == NULL) return false;
     const struct cairn_cluster_job *lost = of_job != 0 ? cairn_cluster_job_by_id(cluster, of_job)
                                                        : cairn_cluster_job_find(cluster, job);
@@ -1008,7 +1033,7 @@ bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job
         restore->latest.ended = ended;
         return true;
     }
-    cairn_cluster_restore_free(restore);
+    restore_free(restore);
     return false;
 }
 

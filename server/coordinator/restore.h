@@ -91,11 +91,7 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
 bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job, uint64_t of_job,
                                   const struct cairn_snapshot_place *behind,
                                   cairn_cluster_restored_fn ended);
-/* May it be taken, by who signed it? Any thread. CAIRN_ERR_REFUSED, CAIRN_ERR_CHECKSUM. */
-cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_restore *restore,
-                                                   const struct cairn_manifest *manifest,
-                                                   const char *folder,
-                                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
 /* Does it read that folder of the job, or may it choose to? While its thread looks for one: any of them. */
 bool cairn_cluster_restore_reads(const struct cairn_cluster_restore *restore, const char *job,
                                  const char *folder);
@@ -115,13 +111,6 @@ void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
 /* ---- for its own files ---- */
 
 /* restore.c; on another thread */
-/* Reads manifest and files of the folder that was asked for, or chosen, and moves the manifest here. */
-void cairn_cluster_restore_check(struct cairn_cluster_work *work);
-/* Proves the files before a job is given up for them; an older folder may be chosen if they are
- * damaged. */
-void cairn_cluster_restore_prove(struct cairn_cluster_work *work);
-/* On the loop: tells of one that no trusted key has signed, or whose manifest has no hash over itself. */
-void cairn_cluster_restore_warn(const struct cairn_cluster_restore *restore);
 
 /* recovery.c */
 /* Above all that the job has used, or may use by what is durable of it, and above all that lie in the folder
@@ -140,31 +129,20 @@ cairn_status cairn_cluster_restore_replace(struct cairn_cluster_restore *restore
                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* restore.c; on the other thread. */
-/* The one that was asked for by its id is damaged, as restore->why says: with `fallback` the newest that is
- * older is to be tried in its place, which is then restore->folder (true); else `why` names it. */
-bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore);
 
 /* restore.c: who asked is told */
-/* Under which name it is, or will be, a job. */
-const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *restore);
+
 /* The spec of the job that is made: the manifest's, or with the settings that were asked for. */
 const struct cairn_job_spec_data *
 cairn_cluster_restore_spec(const struct cairn_cluster_restore *restore);
 /* Notes what the job is that goes for it. */
 void cairn_cluster_restore_replaces(struct cairn_cluster_restore *restore,
                                     const struct cairn_cluster_job *old);
-/* It is done, or planned: who asked hears of it. */
-void cairn_cluster_restore_answer(struct cairn_cluster_restore *restore);
 
 /* restore.c */
-/* On another thread: the content root of the files, which were verified, against the manifest's. */
-void cairn_cluster_restore_prove_files(struct cairn_cluster_work *work);
-/* On another thread: that of what the shards told. */
-void cairn_cluster_restore_prove_loaded(struct cairn_cluster_work *work);
 
 /* restore.c */
-/* On another thread, the folder of a restore that has none. */
-void cairn_cluster_restore_find_latest(struct cairn_cluster_restore *restore);
+
 /* The snapshot that was chosen is damaged, by `text`: which, and how. */
 void cairn_cluster_restore_say_damaged(const struct cairn_cluster_restore *restore,
                                        const char *text, struct cairn_sentence *out);
@@ -173,12 +151,6 @@ void cairn_cluster_restore_passed_over(const struct cairn_cluster_restore *resto
                                        const struct cairn_sentence *damaged);
 
 /* restore.c */
-/* In the cluster's list, its work not started yet. NULL: no memory. */
-struct cairn_cluster_restore *cairn_cluster_restore_new(struct cairn_cluster *cluster);
-/* Who began it without an admin hears that it was given up, unless that one was told of its end. */
-void cairn_cluster_restore_free(struct cairn_cluster_restore *restore);
-/* A part came, or will not come. */
-void cairn_cluster_restore_advance(struct cairn_cluster_restore *restore);
 
 /* ==== recovery ==== */
 
@@ -285,24 +257,5 @@ struct cairn_cluster_adoption {
     cairn_status status;
     struct cairn_sentence why;
 };
-
-/* adopt.c: which jobs there are on the shards that are here, each whole or refused. A shard that does
- * not say what it holds is taken as one that is away, and is named. */
-cairn_status cairn_cluster_adoption_plan(struct cairn_cluster_adoption *adoption) CAIRN_MUST_CHECK;
-/* It has answered this adoption. */
-bool cairn_cluster_adoption_knows(const struct cairn_cluster_seat *seat);
-/* Part `index` of it is nowhere: by which shard that may be. */
-void cairn_cluster_adoption_missing(const struct cairn_cluster_adoption *adoption,
-                                    const struct cairn_cluster_adoptee *job, uint32_t index,
-                                    struct cairn_sentence *out);
-
-/* adopt.c: the pages of all that is whole are here. Ends by an answer. */
-void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption);
-
-/* adopt.c: the two ends of an adoption. They tell what is adopted, or would be; or why nothing
- * was. Both free the adoption. */
-void cairn_cluster_adoption_answer(struct cairn_cluster_adoption *adoption);
-void cairn_cluster_adoption_fail(struct cairn_cluster_adoption *adoption, cairn_status status,
-                                 const char *text);
 
 #endif

@@ -318,7 +318,7 @@ cairn_status cairn_groups_plan_make(const char *const *worker_hosts, uint32_t wo
                                     const char *const *shard_hosts, uint32_t shard_count,
                                     struct cairn_groups_plan *plan_out) CAIRN_MUST_CHECK;
 void cairn_groups_plan_release(struct cairn_groups_plan *plan);
-bool cairn_groups_plan_equal(const struct cairn_groups_plan *a, const struct cairn_groups_plan *b);
+
 /* Which of plan->relays serves the owner in that group; CAIRN_GROUPS_ALONE: its worker does. */
 uint32_t cairn_groups_relay_of(const struct cairn_groups_plan *plan, uint32_t group,
                                uint32_t owner);
@@ -353,10 +353,6 @@ struct cairn_cluster_groups {
 };
 
 /* ---- groups.c ---- */
-/* The owners forget the relays. */
-void cairn_cluster_groups_take_back(struct cairn_cluster_job *job);
-/* Gives the relays numbers, and tells owners and relays; whoever may relay and is none is told that. */
-void cairn_cluster_groups_tell(struct cairn_cluster_job *job);
 
 /* ---- groups.c ---- */
 

@@ -22,6 +22,10 @@
 
 /* ---- Hello ---- */
 
+static cairn_status seat_claim(struct cairn_cluster *cluster, struct cairn_peer *peer,
+                               const Cairn__Hello *hello, struct cairn_sentence *why);
+static bool seat_take(struct cairn_cluster_session *session, const Cairn__Hello *hello);
+
 static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn__Hello *hello,
                                 struct cairn_sentence *why)
 {
@@ -134,8 +138,7 @@ static void admit(struct cairn_cluster_session *session, Cairn__Hello *hello, ui
     struct cairn_peer *peer = session->peer;
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
-    if (hello->role == CAIRN_ROLE_WIRE_SHARD)
-        status = cairn_cluster_seat_claim(cluster, peer, hello, &why);
+    if (hello->role == CAIRN_ROLE_WIRE_SHARD) status = seat_claim(cluster, peer, hello, &why);
     if (status != CAIRN_OK) {
         cairn_peer_set_context(peer, NULL);
         free_session(session);
@@ -148,7 +151,7 @@ static void admit(struct cairn_cluster_session *session, Cairn__Hello *hello, ui
     welcome(session, request);
     cairn_log_debug("%s %s connected from %s", cairn_role_name(session->role), session->name,
                     cairn_peer_name(peer));
-    if (session->role == CAIRN_ROLE_WIRE_SHARD && !cairn_cluster_seat_take(session, hello)) {
+    if (session->role == CAIRN_ROLE_WIRE_SHARD && !seat_take(session, hello)) {
         session->closing = true;
         cairn_peer_finish(peer, CAIRN_ERR_NO_MEMORY, "no place for another shard");
     }
@@ -581,8 +584,10 @@ static cairn_status refuse_newcomer(struct cairn_cluster_seat *seat, const char 
                       seat->name, sitter);
 }
 
-cairn_status cairn_cluster_seat_claim(struct cairn_cluster *cluster, struct cairn_peer *peer,
-                                      const Cairn__Hello *hello, struct cairn_sentence *why)
+/* May the shard that says this Hello have its seat? CAIRN_OK: nobody has it now. CAIRN_ERR_BUSY: it is to
+ * come again. CAIRN_ERR_FENCED: its process is to end. */
+static cairn_status seat_claim(struct cairn_cluster *cluster, struct cairn_peer *peer,
+                               const Cairn__Hello *hello, struct cairn_sentence *why)
 {
     struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, hello->name);
     if (seat == NULL || seat->session == NULL) return CAIRN_OK;
@@ -626,7 +631,8 @@ static void say_apart(struct cairn_cluster *cluster)
     }
 }
 
-bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn__Hello *hello)
+/* It has it: the jobs hear of it. False: no place, or no memory. */
+static bool seat_take(struct cairn_cluster_session *session, const Cairn__Hello *hello)
 {
     struct cairn_cluster *cluster = session->cluster;
     struct cairn_cluster_seat *seat = cairn_cluster_seat_get(cluster, session->name);

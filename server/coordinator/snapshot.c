@@ -20,6 +20,14 @@
 
 /* ---- parts ---- */
 
+static void cut_add_progress(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+static bool cut_prepare(struct cairn_cluster_cut *cut);
+static void cut_to_view(const struct cairn_cluster_cut *cut, const char *state,
+                        struct cairn_snapshot_view *view);
+static void cut_make_folder(struct cairn_cluster_work *work);
+static void snapshot_nonfinite(const struct cairn_manifest *manifest,
+                               struct cairn_snapshot_view *view);
+
 static cairn_status take_files(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
                                struct cairn_sentence *why)
 {
@@ -147,7 +155,7 @@ void cairn_cluster_cut_show(const struct cairn_cluster_job *job, struct cairn_se
     cairn_sentence_set(out, "a %s%s%s, for %" PRIu64 " s", cut->is_snapshot ? "snapshot" : "digest",
                        id[0] != '\0' ? " " : "", id,
                        (uv_now(job->cluster->loop) - cut->begun_ms) / 1000);
-    cairn_cluster_cut_add_progress(job, out);
+    cut_add_progress(job, out);
     if (awaited.text[0] != '\0') cairn_sentence_add(out, "; it waits for %s", awaited.text);
 }
 
@@ -192,8 +200,9 @@ static cairn_status judge_storage(const struct cairn_cluster_job *job, struct ca
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_cut_judge(const struct cairn_cluster_job *job, bool is_snapshot,
-                                     struct cairn_sentence *why)
+/* May one be begun, but for a cut that runs? */
+static cairn_status cut_judge(const struct cairn_cluster_job *job, bool is_snapshot,
+                              struct cairn_sentence *why)
 {
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
@@ -219,7 +228,7 @@ static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, 
     cut->stuck_ms = 0;
     if (inherits) return; // the core knows of it
     job->snapshots.cut = cut;
-    if (!cairn_cluster_cut_prepare(cut)) cut->is_ready = true;
+    if (!cut_prepare(cut)) cut->is_ready = true;
     cairn_cluster_cut_resume(job, false);
 }
 
@@ -234,7 +243,8 @@ void cairn_cluster_cut_resume(struct cairn_cluster_job *job, bool awaits_step)
     cairn_cluster_job_event(job, &pin);
 }
 
-void cairn_cluster_cut_hurry(struct cairn_cluster_job *job)
+/* Something waits for the end of the one that stands, if any: that waits for no memory any more. */
+static void cut_hurry(struct cairn_cluster_job *job)
 {
     if (job->snapshots.cut != NULL) job->snapshots.cut->is_ready = true;
     cairn_cluster_cut_resume(job, false);
@@ -252,7 +262,7 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
     const bool inherits = job->snapshots.cut != NULL && is_abandoned(job->snapshots.cut);
     const bool follows = job->snapshots.cut != NULL &&
                          job->snapshots.cut->cause == CAIRN_CUT_PERIODIC && is_snapshot;
-    const cairn_status status = cairn_cluster_cut_judge(job, is_snapshot, why);
+    const cairn_status status = cut_judge(job, is_snapshot, why);
     if (status != CAIRN_OK) return status;
     if (!inherits && !follows && job->snapshots.cut != NULL)
         return cairn_cluster_cut_refuse(job, why);
@@ -271,7 +281,7 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
 cairn_status cairn_cluster_cut_begin_unasked(struct cairn_cluster_job *job,
                                              enum cairn_cut_cause cause, struct cairn_sentence *why)
 {
-    const cairn_status status = cairn_cluster_cut_judge(job, true, why);
+    const cairn_status status = cut_judge(job, true, why);
     if (status != CAIRN_OK) return status;
     if (job->snapshots.cut != NULL) return cairn_cluster_cut_refuse(job, why);
     struct cairn_cluster_cut *cut = new_cut(job);
@@ -286,7 +296,7 @@ void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
 {
     struct cairn_sentence why;
     if (waiters.at_begin == NULL && waiters.at_end == NULL) return;
-    cairn_status status = cairn_cluster_cut_judge(job, true, &why);
+    cairn_status status = cut_judge(job, true, &why);
     struct cairn_cluster_cut *cut = status == CAIRN_OK ? new_cut(job) : NULL;
     if (cut != NULL) {
         cut->now = waiters;
@@ -301,7 +311,7 @@ void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
 static void answer_begun(struct cairn_cluster_cut *cut)
 {
     struct cairn_snapshot_view view;
-    cairn_cluster_cut_to_view(cut, "writing", &view);
+    cut_to_view(cut, "writing", &view);
     cairn_cluster_waiters_answer(&cut->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &view.status.base);
 }
 
@@ -370,7 +380,7 @@ static void on_folder(struct cairn_cluster_work *work)
 /* The folder's name has the step, and the shards need the folder: it is made while they copy. */
 static void begin_folder(struct cairn_cluster_cut *cut)
 {
-    cut->work.run = cairn_cluster_cut_make_folder;
+    cut->work.run = cut_make_folder;
     cut->work.done = on_folder;
     cut->making_folder = cairn_cluster_work_start(&cut->work, cut->job->cluster, NULL, 0);
     if (cut->making_folder) return;
@@ -438,9 +448,11 @@ uint64_t cairn_cluster_cut_number(void)
     return number | 1;
 }
 
+/* Gives it a number, that of one which was prepared ahead if there is one; else asks the shards for memory.
+ * False: that is not waited for. */
 /* One by steps is of the version that there is now, as the last before a parting is, and nobody needs the
  * memory where nobody trains. */
-bool cairn_cluster_cut_prepare(struct cairn_cluster_cut *cut)
+static bool cut_prepare(struct cairn_cluster_cut *cut)
 {
     struct cairn_cluster_job *job = cut->job;
     const bool by_steps = cut->cause == CAIRN_CUT_PERIODIC &&
@@ -462,8 +474,7 @@ static bool is_of_use(const struct cairn_cluster_job *job)
     struct cairn_sentence unsaid;
     return policy->snapshot_every > 0 && policy->snapshot_every_s == 0 &&
            cairn_cluster_halts_damage(job).nonfinite == 0 && !cairn_cluster_job_moves(job) &&
-           !cairn_cluster_pace_rests(job) &&
-           cairn_cluster_cut_judge(job, true, &unsaid) == CAIRN_OK;
+           !cairn_cluster_pace_rests(job) && cut_judge(job, true, &unsaid) == CAIRN_OK;
 }
 
 /* In a half of the time that making memory may take at most; or with the next step. */
@@ -555,7 +566,8 @@ bool cairn_cluster_cut_progress(const struct cairn_cluster_job *job, struct cair
     return true;
 }
 
-void cairn_cluster_cut_add_progress(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+/* For people, behind what the sentence says: bytes, rate, seconds left; nothing if nobody has told. */
+static void cut_add_progress(const struct cairn_cluster_job *job, struct cairn_sentence *out)
 {
     struct cairn_cut_progress progress;
     if (!cairn_cluster_cut_progress(job, &progress)) return;
@@ -567,8 +579,10 @@ void cairn_cluster_cut_add_progress(const struct cairn_cluster_job *job, struct 
                            progress.waited_ms);
 }
 
-void cairn_cluster_cut_to_view(const struct cairn_cluster_cut *cut, const char *state,
-                               struct cairn_snapshot_view *view)
+/* Describes a snapshot that is being taken, without its progress. `view` borrows from `cut` and
+ * `state`. */
+static void cut_to_view(const struct cairn_cluster_cut *cut, const char *state,
+                        struct cairn_snapshot_view *view)
 {
     Cairn__SnapshotStatus *out = &view->status;
     cairn__snapshot_status__init(out);
@@ -580,7 +594,7 @@ void cairn_cluster_cut_to_view(const struct cairn_cluster_cut *cut, const char *
     out->generation = cut->version.generation;
     out->step = cut->version.step;
     out->created_unix_ms = cut->manifest.created_unix_s * 1000;
-    if (cut->status == CAIRN_OK) cairn_cluster_snapshot_nonfinite(&cut->manifest, view);
+    if (cut->status == CAIRN_OK) snapshot_nonfinite(&cut->manifest, view);
     if (cairn_cluster_cut_id(cut)[0] == '\0') return; // another thread makes the folder
     out->id = (char *)(uintptr_t)cut->id;
     out->path = cut->folder;
@@ -592,7 +606,7 @@ bool cairn_cluster_cut_running(const struct cairn_cluster_job *job,
     const struct cairn_cluster_cut *cut = job->snapshots.cut;
     struct cairn_cut_progress progress;
     if (cut == NULL || !cut->is_snapshot) return false;
-    cairn_cluster_cut_to_view(cut, "running", view);
+    cut_to_view(cut, "running", view);
     if (!cairn_cluster_cut_progress(job, &progress)) return true;
     view->status.done_bytes = progress.done_bytes;
     view->status.total_bytes = progress.total_bytes;
@@ -621,7 +635,9 @@ static cairn_status remove_begun(const struct cairn_cluster_cut *cut)
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
-void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work)
+/* Makes the folder, and the id. Any thread, as the next one; touches, too, what is constant of the cluster.
+ * */
+static void cut_make_folder(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
     cut->folder_status = cairn_cluster_storage_seen(work->cluster, &cut->folder_why);
@@ -673,8 +689,9 @@ void cairn_cluster_cut_work(struct cairn_cluster_work *work)
         cairn_snapshot_begun_forget(work->cluster->storage.path, m->spec.name, cut->id);
 }
 
-void cairn_cluster_snapshot_nonfinite(const struct cairn_manifest *manifest,
-                                      struct cairn_snapshot_view *view)
+/* Says what of the saved version is not finite. */
+static void snapshot_nonfinite(const struct cairn_manifest *manifest,
+                               struct cairn_snapshot_view *view)
 {
     cairn_results_list(&manifest->nonfinite, &manifest->spec, view->nonfinite);
     view->status.nonfinite = manifest->nonfinite.nonfinite;
@@ -686,7 +703,7 @@ void cairn_cluster_manifest_to_view(const struct cairn_manifest *manifest, const
 {
     Cairn__SnapshotStatus *out = &view->status;
     cairn__snapshot_status__init(out);
-    cairn_cluster_snapshot_nonfinite(manifest, view);
+    snapshot_nonfinite(manifest, view);
     out->id = (char *)(uintptr_t)id;
     out->path = (char *)(uintptr_t)folder;
     out->job = manifest->spec.name;
@@ -732,7 +749,7 @@ bool cairn_cluster_parting_advance(struct cairn_cluster_job *job)
     say_unsaved(job, "its snapshot was not done in time");
     const cairn_status status = cairn_cluster_cut_begin_unasked(job, CAIRN_CUT_PARTING, &why);
     if (status == CAIRN_OK) return p->state == CAIRN_PARTING_ENDED;
-    if (status == CAIRN_ERR_BUSY) cairn_cluster_cut_hurry(job); // it is behind that one
+    if (status == CAIRN_ERR_BUSY) cut_hurry(job); // it is behind that one
     p->state = status == CAIRN_ERR_BUSY ? CAIRN_PARTING_WANTED : CAIRN_PARTING_ENDED;
     say_unsaved(job, why.text);
     return p->state == CAIRN_PARTING_ENDED;

@@ -149,8 +149,7 @@ bool cairn_cluster_cut_progress(const struct cairn_cluster_job *job,
 void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
 /* The shard came without its part of the job: nothing will be pinned. */
 void cairn_cluster_cut_part_missed(struct cairn_cluster_job *job, uint32_t shard);
-/* Something waits for the end of the one that stands, if any: that waits for no memory any more. */
-void cairn_cluster_cut_hurry(struct cairn_cluster_job *job);
+
 /* The layout may stand still again, or a step has ended: a cut that waited for that is pinned; not if it
  * awaits the next step. One that is pinned between two steps gives shards the longest time to copy what the
  * next update overwrites. */
@@ -277,31 +276,20 @@ struct cairn_cluster_cut {
 /* ---- snapshot.c ---- */
 /* Returns a new number, never 0, by which shards refer to a snapshot when they report hashes. */
 uint64_t cairn_cluster_cut_number(void);
-/* Gives it a number, that of one which was prepared ahead if there is one; else asks the shards for memory.
- * False: that is not waited for. */
-bool cairn_cluster_cut_prepare(struct cairn_cluster_cut *cut);
 
 /* At a tick: what was prepared ahead goes where no step comes, or the memory has another use. */
 void cairn_cluster_cut_look_behind(struct cairn_cluster_job *job);
 
 /* ---- snapshot.c ---- */
-/* May one be begun, but for a cut that runs? */
-cairn_status cairn_cluster_cut_judge(const struct cairn_cluster_job *job, bool is_snapshot,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
 /* One has ended: takes those who wait for the next. */
 void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
                               struct cairn_cluster_cut_waiters waiters);
 
 /* ---- snapshot.c ---- */
-/* For people, behind what the sentence says: bytes, rate, seconds left; nothing if nobody has told. */
-void cairn_cluster_cut_add_progress(const struct cairn_cluster_job *job,
-                                    struct cairn_sentence *out);
 
 struct cairn_snapshot_view;
-/* Describes a snapshot that is being taken, without its progress. `view` borrows from `cut` and
- * `state`. */
-void cairn_cluster_cut_to_view(const struct cairn_cluster_cut *cut, const char *state,
-                               struct cairn_snapshot_view *view);
+
 /* The same for a list, with how far it is. False: the job has no snapshot under way. */
 bool cairn_cluster_cut_running(const struct cairn_cluster_job *job,
                                struct cairn_snapshot_view *view);
@@ -320,9 +308,7 @@ void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const ch
 void cairn_cluster_cut_free(struct cairn_cluster_cut *cut);
 
 /* ---- snapshot.c ---- */
-/* Makes the folder, and the id. Any thread, as the next one; touches, too, what is constant of the cluster.
- * */
-void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work);
+
 /* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto
  * storage; on failure the folder is removed. Any thread: touches the cut alone, and its copy of the spec. */
 void cairn_cluster_cut_work(struct cairn_cluster_work *work);
@@ -336,9 +322,7 @@ struct cairn_snapshot_view {
     Cairn__SnapshotStatus status;
     char nonfinite[CAIRN_RESULTS_BYTES];
 };
-/* Says what of the saved version is not finite. */
-void cairn_cluster_snapshot_nonfinite(const struct cairn_manifest *manifest,
-                                      struct cairn_snapshot_view *view);
+
 /* Describes a committed snapshot. `view` borrows from `manifest`, `id` and `folder`. */
 void cairn_cluster_manifest_to_view(const struct cairn_manifest *manifest, const char *id,
                                     const char *folder, struct cairn_snapshot_view *view);
@@ -407,8 +391,6 @@ struct cairn_cluster_snapshots {
 
 /* The job may be at a step that is to be saved. */
 void cairn_cluster_periodic_advance(struct cairn_cluster_job *job);
-/* The cut is one, and has ended, well or not. */
-void cairn_cluster_periodic_ended(const struct cairn_cluster_cut *cut);
 
 /* ==== keep ==== */
 
@@ -453,10 +435,7 @@ cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster,
                                             const char *id, enum cairn_removal_cause cause,
                                             struct cairn_snapshot_removed *removed_out,
                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* keep.c; on the loop: one that is not wanted any more; if it cannot be removed now (it is being
- * restored), it stays. */
-void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id,
-                                   enum cairn_removal_cause cause);
+
 /* Around what is read and then decided by tags: nothing is released meanwhile. Blocks. */
 void cairn_cluster_snapshot_words_lock(void);
 void cairn_cluster_snapshot_words_unlock(void);

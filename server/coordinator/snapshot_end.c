@@ -22,6 +22,8 @@
  * an end: a shard that is away before anything is pinned, or that does not answer once the cut has failed
  * (its disk hangs), has a lease to come back; for a cut that cannot end holds up restores and amendments. */
 
+static void periodic_ended(const struct cairn_cluster_cut *cut);
+
 void cairn_cluster_cut_free(struct cairn_cluster_cut *cut)
 {
     if (cut->job != NULL && cut->job->snapshots.cut == cut) cut->job->snapshots.cut = NULL;
@@ -126,7 +128,7 @@ static void finish(struct cairn_cluster_cut *cut)
     const struct cairn_cluster_cut_waiters next = cut->next;
     cut->next = (struct cairn_cluster_cut_waiters) { NULL, NULL };
     cairn_cluster_cost_ended(cut);
-    if (cut->cause == CAIRN_CUT_PERIODIC) cairn_cluster_periodic_ended(cut);
+    if (cut->cause == CAIRN_CUT_PERIODIC) periodic_ended(cut);
     if (cut->cause == CAIRN_CUT_PARTING) cairn_cluster_parting_cut_ended(cut);
     cairn_cluster_cut_free(cut);
     cairn_cluster_cut_follow(job, next);
@@ -639,7 +641,8 @@ void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
         say_failed(job, now.step, why.text);
 }
 
-void cairn_cluster_periodic_ended(const struct cairn_cluster_cut *cut)
+/* The cut is one, and has ended, well or not. */
+static void periodic_ended(const struct cairn_cluster_cut *cut)
 {
     struct cairn_cluster_job *job = cut->job;
     if (cut->status == CAIRN_ERR_NONFINITE) {

@@ -158,8 +158,8 @@ static const char schema_end[] =
 
 /* ---- statements ---- */
 
-cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
-                              struct cairn_sentence *why)
+static cairn_status store_fail(const struct cairn_store *store, const char *doing,
+                               struct cairn_sentence *why)
 {
     const int code = sqlite3_errcode(store->db) & 0xff;
     const char *text = sqlite3_errmsg(store->db);
@@ -184,14 +184,14 @@ cairn_status cairn_store_run(const struct cairn_store *store, const char *sql,
                              struct cairn_sentence *why)
 {
     if (sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK) return CAIRN_OK;
-    return cairn_store_fail(store, "writing", why);
+    return store_fail(store, "writing", why);
 }
 
 cairn_status cairn_store_prepare(const struct cairn_store *store, const char *sql,
                                  sqlite3_stmt **out, struct cairn_sentence *why)
 {
     if (sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK) return CAIRN_OK;
-    return cairn_store_fail(store, "reading", why);
+    return store_fail(store, "reading", why);
 }
 
 /* One number of a one-row question. */
@@ -204,7 +204,7 @@ static cairn_status ask(const struct cairn_store *store, const char *sql, int64_
     if (sqlite3_step(s) == SQLITE_ROW) {
         *out = sqlite3_column_int64(s, 0);
     } else {
-        status = cairn_store_fail(store, "reading", why);
+        status = store_fail(store, "reading", why);
     }
     sqlite3_finalize(s);
     return status;
@@ -347,7 +347,7 @@ static cairn_status run_change(const struct cairn_store *store, enum cairn_store
     else if (!is_done && is_job && (sqlite3_errcode(store->db) & 0xff) == SQLITE_CONSTRAINT)
         status = cairn_fail(why, CAIRN_ERR_EXISTS, "there is another job \"%s\"", job->name);
     else if (!is_done)
-        status = cairn_store_fail(store, "writing", why);
+        status = store_fail(store, "writing", why);
     sqlite3_reset(s);
     return status;
 }
@@ -437,7 +437,7 @@ static cairn_status load(const struct cairn_store *store, enum cairn_store_kind 
         for (int i = 0; i < table->column_count; i++) fill(row, &table->columns[i], s, i);
         status = take(context, row, why);
     }
-    if (status == CAIRN_OK && code != SQLITE_DONE) status = cairn_store_fail(store, "reading", why);
+    if (status == CAIRN_OK && code != SQLITE_DONE) status = store_fail(store, "reading", why);
     sqlite3_finalize(s);
     return status;
 }
@@ -494,7 +494,7 @@ static cairn_status judge_file(struct cairn_store *store, bool *is_new_out,
     status = cairn_store_prepare(store, "PRAGMA quick_check(1)", &s, why);
     if (status != CAIRN_OK) return status;
     if (sqlite3_step(s) != SQLITE_ROW) {
-        status = cairn_store_fail(store, "checking", why);
+        status = store_fail(store, "checking", why);
     } else if (strcmp((const char *)sqlite3_column_text(s, 0), "ok") != 0) {
         status = cairn_fail(why, CAIRN_ERR_CORRUPT,
                             "%s is damaged (%s); restore the file, or move it away and take the "
@@ -589,7 +589,7 @@ cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out
     if (status == CAIRN_OK) status = open_private(store->path, why);
     if (status == CAIRN_OK &&
         sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE, NULL) != SQLITE_OK) {
-        status = cairn_store_fail(store, "opening", why);
+        status = store_fail(store, "opening", why);
     }
     if (status == CAIRN_OK) status = set_up(store, why);
     if (status != CAIRN_OK) {

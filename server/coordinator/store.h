@@ -267,8 +267,6 @@ struct cairn_store {
 };
 
 /* The library's last error as a status and a sentence that says what to do. */
-cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
-                              struct cairn_sentence *why);
 cairn_status cairn_store_run(const struct cairn_store *store, const char *sql,
                              struct cairn_sentence *why);
 cairn_status cairn_store_prepare(const struct cairn_store *store, const char *sql,

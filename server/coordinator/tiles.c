@@ -97,7 +97,8 @@ static bool waits(const struct cairn_cluster_member *m)
     return m->tiles.request != 0 && !m->tiles.arriving;
 }
 
-void cairn_cluster_tiles_fail(struct cairn_cluster_member *m, cairn_status status, const char *text)
+/* The member's TilesDeclare fails. */
+static void tiles_fail(struct cairn_cluster_member *m, cairn_status status, const char *text)
 {
     cairn_cluster_session_error(m->session, m->tiles.request, status, text);
     m->tiles.request = 0;
@@ -128,7 +129,8 @@ void cairn_cluster_tiles_release(struct cairn_cluster_job *job)
     free_table(&job->tiles);
 }
 
-void cairn_cluster_tiles_clear(struct cairn_cluster_job *job, const struct cairn_cluster_member *by)
+/* Nothing is declared any more; who waits, but `by`, hears why. advance follows. */
+static void tiles_clear(struct cairn_cluster_job *job, const struct cairn_cluster_member *by)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why,
@@ -138,7 +140,7 @@ void cairn_cluster_tiles_clear(struct cairn_cluster_job *job, const struct cairn
     if (job->tiles.world != 0)
         cairn_log_info("job %s: tiles forgotten: %s", job->spec.name, why.text);
     for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (m != by && waits(m)) cairn_cluster_tiles_fail(m, CAIRN_ERR_MISMATCH, why.text);
+        if (m != by && waits(m)) tiles_fail(m, CAIRN_ERR_MISMATCH, why.text);
         m->tiles.declared = false;
         forget_told(m);
     }
@@ -176,8 +178,10 @@ static bool begins_anew(const struct cairn_cluster_member *member)
     return true;
 }
 
-cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct cairn_tiles *tiles,
-                                     struct cairn_sentence *why)
+/* Takes the tiles that the member declares for member->tiles.world ranks into the table; advance follows.
+ * CAIRN_ERR_BUSY: it contributes to an open round. CAIRN_ERR_NO_MEMORY. */
+static cairn_status tiles_set(struct cairn_cluster_member *member, struct cairn_tiles *tiles,
+                              struct cairn_sentence *why)
 {
     struct cairn_cluster_job *job = member->job;
     struct cairn_cluster_tiles *t = &job->tiles;
@@ -197,7 +201,7 @@ cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct
                           " contributes to an open round: tiles change between rounds",
                           member->rank);
     if (world != t->world || (!same && begins_anew(member))) {
-        cairn_cluster_tiles_clear(job, member);
+        tiles_clear(job, member);
         before = NULL;
         if (world > 0 && !table_open(t, world))
             return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
@@ -254,7 +258,7 @@ static void refused(struct cairn_cluster_member *member, cairn_status status, co
     cairn_log_warn("job %s: tiles of rank %" PRIu32 ": %s", job->spec.name, member->rank, why);
     if (waits(member)) {
         member->tiles.declared = false;
-        cairn_cluster_tiles_fail(member, status, why);
+        tiles_fail(member, status, why);
         return;
     }
     const struct cairn_round_event down = { .kind = CAIRN_ROUND_WORKER_DOWN,
@@ -392,7 +396,7 @@ static void judge_cover(struct cairn_cluster_job *job)
             t->of_rank[m->rank] = NULL;
             m->tiles.declared = false;
         }
-        cairn_cluster_tiles_fail(m, status, why.text);
+        tiles_fail(m, status, why.text);
     }
 }
 
@@ -487,10 +491,10 @@ static void take(struct cairn_cluster_member *member)
     member->tiles.arriving = false;
     cairn_status status = cairn_tiles_unpack(
         member->tiles.pages.bytes, member->tiles.pages.have_bytes, &job->spec, &tiles, &why);
-    if (status == CAIRN_OK) status = cairn_cluster_tiles_set(member, &tiles, &why);
+    if (status == CAIRN_OK) status = tiles_set(member, &tiles, &why);
     cairn_tiles_release(&tiles);
     cairn_paged_release(&member->tiles.pages);
-    if (status != CAIRN_OK) cairn_cluster_tiles_fail(member, status, why.text);
+    if (status != CAIRN_OK) tiles_fail(member, status, why.text);
     cairn_cluster_tiles_advance(job);
 }
 
@@ -510,8 +514,7 @@ void cairn_cluster_tiles_declare(struct cairn_cluster_member *member, uint32_t r
     member->tiles.arriving = true;
     if (status != CAIRN_OK) {
         member->tiles.arriving = false;
-        cairn_cluster_tiles_fail(member, status,
-                                 "a list of tiles is larger than a coordinator takes (64 MiB)");
+        tiles_fail(member, status, "a list of tiles is larger than a coordinator takes (64 MiB)");
     } else if (cairn_paged_whole(&member->tiles.pages)) {
         take(member);
     }
@@ -527,8 +530,7 @@ void cairn_cluster_tiles_page(struct cairn_cluster_session *session, uint32_t re
     if (cairn_paged_add(&member->tiles.pages, page) != CAIRN_OK) {
         member->tiles.arriving = false;
         cairn_paged_release(&member->tiles.pages);
-        cairn_cluster_tiles_fail(member, CAIRN_ERR_PROTOCOL,
-                                 "the pages of the tiles do not follow each other");
+        tiles_fail(member, CAIRN_ERR_PROTOCOL, "the pages of the tiles do not follow each other");
         return;
     }
     if (cairn_paged_whole(&member->tiles.pages)) take(member);
@@ -542,7 +544,7 @@ void cairn_cluster_tiles_begins(struct cairn_cluster_member *member)
         if (m->tiles.declared || m->tiles.request != 0) return;
     // Nobody is left of those who held parts: the job goes on with whole tensors.
     member->tiles.world = 0;
-    cairn_cluster_tiles_clear(job, member);
+    tiles_clear(job, member);
     cairn_cluster_tiles_advance(job);
 }
 

@@ -8,6 +8,10 @@
 #include "server/core/mutant.h"
 #include "server/core/round_state.h"
 
+static void round_layout_init(struct cairn_round *core);
+static bool round_layout_concerns(const struct cairn_round *core, uint32_t shard);
+static void round_on_layout(struct cairn_round *core, const struct cairn_round_event *event);
+
 /* ---- memory ---- */
 
 /* Room for so many. */
@@ -81,7 +85,7 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     core->round_next = config->round_reserved > 0 && !MUTANT(6) ? config->round_reserved : 1;
     core->loss_scale = config->scaling.start;
     core->need_epoch = true;
-    cairn_round_layout_init(core);
+    round_layout_init(core);
     find_driven(core);
     return core;
 }
@@ -321,7 +325,8 @@ static bool gate_lets(const struct cairn_round *core)
            core->workers[core->worker_count - 1].rank == core->gate_world - 1;
 }
 
-uint32_t cairn_round_start_world(const struct cairn_round *core)
+/* How many workers the start waits for; 0: for nobody, or not any more. */
+static uint32_t round_start_world(const struct cairn_round *core)
 {
     uint32_t most = 0;
     if (core->started || MUTANT(47)) return 0;
@@ -352,7 +357,7 @@ static bool round_wanted(const struct cairn_round *core)
     if (!gate_lets(core) || cairn_round_halted(core) || cairn_round_waits_for_lost(core))
         return false;
     if (!core->ready || core->worker_count < workers_min(core) ||
-        core->worker_count < cairn_round_start_world(core))
+        core->worker_count < round_start_world(core))
         return false;
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].wants) return true;
@@ -450,7 +455,7 @@ static void send_pin(struct cairn_round *core, struct cairn_round_actions *actio
 static void on_shard(struct cairn_round *core, const struct cairn_round_event *event,
                      struct cairn_round_actions *actions)
 {
-    const bool concerns = cairn_round_layout_concerns(core, event->shard);
+    const bool concerns = round_layout_concerns(core, event->shard);
     if (event->kind == CAIRN_ROUND_SHARD_EMPTY && concerns) {
         cairn_round_fail(core, event->shard, "it came back without the job's state", actions);
         return;
@@ -532,7 +537,7 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
         core->terms_newest = *event->terms;
         if (!MUTANT(60)) core->losses = (struct losses) { 0 };
         return;
-    case CAIRN_ROUND_LAYOUT: cairn_round_on_layout(core, event); return;
+    case CAIRN_ROUND_LAYOUT: round_on_layout(core, event); return;
     case CAIRN_ROUND_GATE:
         core->gate_world = event->world;
         core->gate_shut = event->shut;
@@ -766,7 +771,7 @@ static void list_open_round(const struct cairn_round *core, struct listing *list
 /* Says that workers are awaited that were started together with the ones that are there. */
 static void wait_for_start(const struct cairn_round *core, struct cairn_sentence *out)
 {
-    const uint32_t world = cairn_round_start_world(core);
+    const uint32_t world = round_start_world(core);
     uint64_t until_ms = UINT64_MAX;
     if (core->worker_count >= world) return;
     for (uint32_t i = 0; i < core->worker_count; i++)
@@ -839,7 +844,8 @@ static void count_serving(struct cairn_round *core)
     assert(core->serving > 0);
 }
 
-void cairn_round_layout_init(struct cairn_round *core)
+/* Takes over the holes of the layout that a new incarnation finds; shard_max is not 0. */
+static void round_layout_init(struct cairn_round *core)
 {
     const struct cairn_round_config *config = &core->config;
     for (uint32_t s = 0; s < config->shard_max; s++)
@@ -848,7 +854,7 @@ void cairn_round_layout_init(struct cairn_round *core)
     count_serving(core);
 }
 
-void cairn_round_on_layout(struct cairn_round *core, const struct cairn_round_event *event)
+static void round_on_layout(struct cairn_round *core, const struct cairn_round_event *event)
 {
     if (core->next.taken) return; // too late to forget it; and nobody begins another one
     if (event->layout == 0 && MUTANT(73)) return;
@@ -865,7 +871,8 @@ void cairn_round_on_layout(struct cairn_round *core, const struct cairn_round_ev
         core->shards[s].gone_next = cairn_is_hole(event->gone, event->shard_count, s);
 }
 
-bool cairn_round_layout_concerns(const struct cairn_round *core, uint32_t shard)
+/* It takes part in the layout in force, or in the one that is being made durable. */
+static bool round_layout_concerns(const struct cairn_round *core, uint32_t shard)
 {
     const struct shard *s = &core->shards[shard];
     return !s->gone || (core->next.taken && !s->gone_next);

@@ -8,6 +8,11 @@
 
 #include "server/core/mutant.h"
 
+static bool round_missed_note(struct cairn_round *core, const struct cairn_round_event *event);
+static bool round_missed_give(struct cairn_round *core, bool applies, struct cairn_payload *head);
+static void round_end_row(struct cairn_round *core);
+static void round_count_skip(struct cairn_round *core, bool is_hopeless);
+
 static cairn_status add_sums(struct cairn_step_sums *sums, const struct cairn_step_sums *more)
 {
     if (more->nonfinite > UINT64_MAX - sums->nonfinite) return CAIRN_ERR_INVALID;
@@ -37,7 +42,7 @@ void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_e
         cairn_round_fail(core, event->shard, "its sum of squares is not possible", actions);
         return;
     }
-    if (!cairn_round_missed_note(core, event)) {
+    if (!round_missed_note(core, event)) {
         cairn_round_fail(core, event->shard, "it tells of a tensor that the job has not", actions);
         return;
     }
@@ -74,7 +79,8 @@ double cairn_round_group_lr(const struct cairn_round_terms *terms, const double 
     return cairn_schedule_lr(schedule, lr, step);
 }
 
-struct cairn_group_hyper cairn_round_hyper(const struct cairn_round *core, uint32_t group)
+/* The hyper-parameters of a group in the open round. */
+static struct cairn_group_hyper round_hyper(const struct cairn_round *core, uint32_t group)
 {
     const struct cairn_round_terms *terms = &core->config.terms;
     struct cairn_group_hyper hyper = terms->groups[group];
@@ -86,7 +92,7 @@ static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
 {
     const struct cairn_round_terms *terms = &core->config.terms;
     for (uint32_t g = 0; g < core->config.group_count; g++) {
-        const struct cairn_group_hyper hyper = cairn_round_hyper(core, g);
+        const struct cairn_group_hyper hyper = round_hyper(core, g);
         const cairn_status status = cairn_group_scalars_of(&hyper, core->version.step + 1,
                                                            grad_scale, &core->scalars[g]);
         assert(status ==
@@ -157,7 +163,7 @@ static void give_driven(const struct cairn_round *core, struct cairn_payload *he
 static bool give_missed(struct cairn_round *core, bool applies, struct cairn_payload *head,
                         struct cairn_round_actions *actions)
 {
-    if (cairn_round_missed_give(core, applies, head)) return true;
+    if (round_missed_give(core, applies, head)) return true;
     cairn_round_fail(core, 0, "its tensors stand at more counts of updates than can be told",
                      actions);
     return false;
@@ -171,7 +177,7 @@ static void decide_write(struct cairn_round *core, struct cairn_round_actions *a
                                   .loss_scale = core->loss_scale,
                                   .good_rounds = core->good_rounds,
                                   .finite = true };
-    cairn_round_end_row(core);
+    round_end_row(core);
     head.skips = core->skips;
     keep_state(core, &head);
     give_driven(core, &head);
@@ -201,9 +207,9 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
     const bool apply = judge_sums(core, &head);
     const bool counted = core->sums.weight > 0 || core->sums.nonfinite > 0;
     if (apply)
-        cairn_round_end_row(core);
+        round_end_row(core);
     else
-        cairn_round_count_skip(core, counted && scale_is_least(core));
+        round_count_skip(core, counted && scale_is_least(core));
     if (counted) {
         adapt_loss_scale(core, apply);
     } else {
@@ -250,16 +256,18 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
 void cairn_round_take_skips(struct cairn_round *core, const struct cairn_skips *told)
 {
     core->skips = told != NULL && !MUTANT(44) ? *told : (struct cairn_skips) { 0 };
-    if (core->last.round == 0) cairn_round_end_row(core);
+    if (core->last.round == 0) round_end_row(core);
 }
 
-void cairn_round_end_row(struct cairn_round *core)
+/* something was applied or written */
+static void round_end_row(struct cairn_round *core)
 {
     core->skips.in_row = 0;
     core->skips.revision = 0;
 }
 
-void cairn_round_count_skip(struct cairn_round *core, bool is_hopeless)
+/* The round at hand. is_hopeless: it found the loss scale as low as it gets. */
+static void round_count_skip(struct cairn_round *core, bool is_hopeless)
 {
     const uint64_t revision = core->config.terms.revision;
     core->skips.all++;
@@ -522,7 +530,8 @@ void cairn_round_missed_begin(struct cairn_round *core)
     core->has_untouched = false;
 }
 
-bool cairn_round_missed_note(struct cairn_round *core, const struct cairn_round_event *event)
+/* A shard says what nobody touched. False: there is no such tensor. */
+static bool round_missed_note(struct cairn_round *core, const struct cairn_round_event *event)
 {
     if (!core->config.leaves_untouched) return true;
     for (uint32_t i = 0; i < event->untouched_count; i++)
@@ -572,7 +581,7 @@ static void set_scalars(const struct cairn_round *core, struct cairn_missed_writ
     for (uint32_t c = 0; c < writer->class_count; c++) {
         const struct cairn_missed_class one = cairn_missed_written(writer, c);
         if ((one.flags & CAIRN_MISSED_THIS) != 0) continue;
-        const struct cairn_group_hyper hyper = cairn_round_hyper(core, one.group);
+        const struct cairn_group_hyper hyper = round_hyper(core, one.group);
         const uint64_t count = core->version.step + 1 - (MUTANT(80) ? 0 : one.steps);
         struct cairn_group_scalars scalars;
         const cairn_status status = cairn_group_scalars_of(
@@ -583,7 +592,9 @@ static void set_scalars(const struct cairn_round *core, struct cairn_missed_writ
     }
 }
 
-bool cairn_round_missed_give(struct cairn_round *core, bool applies, struct cairn_payload *head)
+/* Writes what tensors have missed after the decision into the payload; `applies`: the decision
+ * makes a step. False: tensors stand at more counts than can be told. */
+static bool round_missed_give(struct cairn_round *core, bool applies, struct cairn_payload *head)
 {
     const bool more = applies && (core->config.terms.any_frozen || core->has_untouched);
     if (core->config.tensor_count == 0 || (!core->has_missed && !more)) return true;

@@ -146,15 +146,8 @@ struct cairn_round_action *cairn_round_act(struct cairn_round_actions *actions,
 void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
                       struct cairn_round_actions *actions);
 
-/* How many workers the start waits for; 0: for nobody, or not any more. */
-uint32_t cairn_round_start_world(const struct cairn_round *core);
-
 /* round.c */
-/* Takes over the holes of the layout that a new incarnation finds; shard_max is not 0. */
-void cairn_round_layout_init(struct cairn_round *core);
-void cairn_round_on_layout(struct cairn_round *core, const struct cairn_round_event *event);
-/* It takes part in the layout in force, or in the one that is being made durable. */
-bool cairn_round_layout_concerns(const struct cairn_round *core, uint32_t shard);
+
 /* The pending layout may come into force now: between two rounds, or it goes back, and its shards are up. */
 bool cairn_round_layout_due(const struct cairn_round *core);
 /* It goes with the epoch that begins. */
@@ -194,9 +187,7 @@ void cairn_round_send_void(const struct cairn_round *core, uint64_t member, uint
 /* Takes the skips over from the last decision's payload; NULL: it told none. A row goes on only if there is a
  * last round: not in a job that was restored, or that an amendment remade. */
 void cairn_round_take_skips(struct cairn_round *core, const struct cairn_skips *told);
-void cairn_round_end_row(struct cairn_round *core); /* something was applied or written */
-/* The round at hand. is_hopeless: it found the loss scale as low as it gets. */
-void cairn_round_count_skip(struct cairn_round *core, bool is_hopeless);
+
 /* Refuses those who wait for a round that does not open; false: nobody does, or it may open. */
 bool cairn_round_refuse(struct cairn_round *core, struct cairn_round_actions *actions);
 
@@ -211,14 +202,10 @@ void cairn_round_say_lost(const struct cairn_round *core, struct cairn_sentence 
 /* round_decide.c: which steps passed which tensors by. */
 /* A round of steps opens. */
 void cairn_round_missed_begin(struct cairn_round *core);
-/* A shard says what nobody touched. False: there is no such tensor. */
-bool cairn_round_missed_note(struct cairn_round *core, const struct cairn_round_event *event);
+
 /* Takes over what a payload tells; NULL: it told none. CAIRN_ERR_MALFORMED: of another job. */
 cairn_status cairn_round_missed_take(struct cairn_round *core,
                                      const struct cairn_payload *told) CAIRN_MUST_CHECK;
-/* Writes what tensors have missed after the decision into the payload; `applies`: the decision
- * makes a step. False: tensors stand at more counts than can be told. */
-bool cairn_round_missed_give(struct cairn_round *core, bool applies, struct cairn_payload *head);
 
 /* round_decide.c */
 void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,
@@ -226,8 +213,7 @@ void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_e
 /* The learning rate of the round of that step; `driven`: [group_count]. */
 double cairn_round_group_lr(const struct cairn_round_terms *terms, const double *driven,
                             uint32_t group, uint64_t step);
-/* The hyper-parameters of a group in the open round. */
-struct cairn_group_hyper cairn_round_hyper(const struct cairn_round *core, uint32_t group);
+
 /* The client state and the rates of driven groups that the open round is to have are there, or none is
  * due. */
 bool cairn_round_state_there(const struct cairn_round *core);

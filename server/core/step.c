@@ -9,6 +9,14 @@
 
 /* ---- memory ---- */
 
+static struct member *step_find(const struct cairn_step *step, uint64_t id);
+static void step_on_chunk(struct cairn_step *step, const struct cairn_step_event *event,
+                          struct cairn_step_actions *actions);
+static void step_on_micro_end(struct cairn_step *step, const struct cairn_step_event *event,
+                              struct cairn_step_actions *actions);
+static void step_on_commit(struct cairn_step *step, const struct cairn_step_event *event,
+                           struct cairn_step_actions *actions);
+
 static bool config_ok(const struct cairn_step_config *config)
 {
     return config->window >= 1 && config->window <= 1024 && config->small < config->window &&
@@ -448,7 +456,7 @@ static void on_updated(struct cairn_step *step, struct cairn_step_actions *actio
 static void on_peer(struct cairn_step *step, const struct cairn_step_event *event,
                     struct cairn_step_actions *actions)
 {
-    struct member *member = cairn_step_find(step, event->member);
+    struct member *member = step_find(step, event->member);
     if (member == NULL || step->round == 0) return;
     member->lost = event->kind == CAIRN_STEP_PEER_DOWN;
     member->regrant = !member->lost && member->receiving > 0 && !MUTANT(18);
@@ -482,9 +490,9 @@ void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event 
     case CAIRN_STEP_RESOLVE: on_resolve(step, event, actions); return;
     case CAIRN_STEP_OPEN: on_open(step, event, actions); return;
     case CAIRN_STEP_DECIDE: on_decide(step, event, actions); return;
-    case CAIRN_STEP_CHUNK: cairn_step_on_chunk(step, event, actions); return;
-    case CAIRN_STEP_MICRO_END: cairn_step_on_micro_end(step, event, actions); return;
-    case CAIRN_STEP_COMMIT: cairn_step_on_commit(step, event, actions); return;
+    case CAIRN_STEP_CHUNK: step_on_chunk(step, event, actions); return;
+    case CAIRN_STEP_MICRO_END: step_on_micro_end(step, event, actions); return;
+    case CAIRN_STEP_COMMIT: step_on_commit(step, event, actions); return;
     case CAIRN_STEP_PEER_UP:
     case CAIRN_STEP_PEER_DOWN: on_peer(step, event, actions); return;
     case CAIRN_STEP_LANDED: cairn_step_on_landed(step, event, actions); return;
@@ -564,7 +572,7 @@ static struct judgement refuse(cairn_status status)
     return (struct judgement) { FATE_REFUSE, status };
 }
 
-struct member *cairn_step_find(const struct cairn_step *step, uint64_t id)
+static struct member *step_find(const struct cairn_step *step, uint64_t id)
 {
     for (uint32_t i = 0; i < step->member_count; i++)
         if (step->members[i].id == id) return &step->members[i];
@@ -713,10 +721,11 @@ static void answer(const struct cairn_step_event *event, enum cairn_step_action_
     action->tag = event->tag;
 }
 
-void cairn_step_on_chunk(struct cairn_step *step, const struct cairn_step_event *event,
-                         struct cairn_step_actions *actions)
+/* step.c: CHUNK, MICRO_END, COMMIT */
+static void step_on_chunk(struct cairn_step *step, const struct cairn_step_event *event,
+                          struct cairn_step_actions *actions)
 {
-    struct member *member = cairn_step_find(step, event->member);
+    struct member *member = step_find(step, event->member);
     const struct judgement judgement = judge_chunk(step, event, member);
     if (judgement.fate == FATE_RECEIVE) {
         receive(step, event, member, actions);
@@ -747,10 +756,10 @@ static struct judgement judge_micro_end(const struct cairn_step *step,
     return (struct judgement) { member->ended ? FATE_WAITING : FATE_RECEIVE, CAIRN_OK };
 }
 
-void cairn_step_on_micro_end(struct cairn_step *step, const struct cairn_step_event *event,
-                             struct cairn_step_actions *actions)
+static void step_on_micro_end(struct cairn_step *step, const struct cairn_step_event *event,
+                              struct cairn_step_actions *actions)
 {
-    struct member *member = cairn_step_find(step, event->member);
+    struct member *member = step_find(step, event->member);
     const struct judgement judgement = judge_micro_end(step, event, member);
     if (judgement.fate == FATE_REFUSE) answer(event, CAIRN_STEP_REFUSE, judgement.status, actions);
     if (judgement.fate == FATE_FOLDED) answer(event, CAIRN_STEP_MICRO_ACK, CAIRN_OK, actions);
@@ -781,10 +790,10 @@ static struct judgement judge_commit(const struct cairn_step *step,
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
-void cairn_step_on_commit(struct cairn_step *step, const struct cairn_step_event *event,
-                          struct cairn_step_actions *actions)
+static void step_on_commit(struct cairn_step *step, const struct cairn_step_event *event,
+                           struct cairn_step_actions *actions)
 {
-    struct member *member = cairn_step_find(step, event->member);
+    struct member *member = step_find(step, event->member);
     const struct judgement judgement = judge_commit(step, event, member);
     if (judgement.fate == FATE_REFUSE) answer(event, CAIRN_STEP_REFUSE, judgement.status, actions);
     if (judgement.fate != FATE_RECEIVE) return;

@@ -100,15 +100,6 @@ void cairn_step_grant(struct cairn_step *step, struct member *member,
 /* Ends DRAINING if nothing is in flight any more, and starts the pending round. */
 void cairn_step_drained(struct cairn_step *step, struct cairn_step_actions *actions);
 
-/* step.c: CHUNK, MICRO_END, COMMIT */
-void cairn_step_on_chunk(struct cairn_step *step, const struct cairn_step_event *event,
-                         struct cairn_step_actions *actions);
-void cairn_step_on_micro_end(struct cairn_step *step, const struct cairn_step_event *event,
-                             struct cairn_step_actions *actions);
-void cairn_step_on_commit(struct cairn_step *step, const struct cairn_step_event *event,
-                          struct cairn_step_actions *actions);
-struct member *cairn_step_find(const struct cairn_step *step, uint64_t id);
-
 /* step_fold.c: LANDED, FOLDED and the cursors */
 void cairn_step_on_landed(struct cairn_step *step, const struct cairn_step_event *event,
                           struct cairn_step_actions *actions);

@@ -126,9 +126,7 @@ struct cairn_works {
 CAIRN_MUST_CHECK cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home,
                                                uint32_t items, uint32_t lists,
                                                struct cairn_sentence *why);
-/* Takes what lists are staged in, so that none lacks it when it runs. As cairn_home_stream_begin. */
-CAIRN_MUST_CHECK cairn_status cairn_works_begin(struct cairn_works *works,
-                                                struct cairn_sentence *why);
+
 /* Also of what is all 0. */
 void cairn_works_close(struct cairn_works *works);
 
@@ -163,11 +161,6 @@ cairn_status cairn_works_run(struct cairn_works *works, struct cairn_sentence *w
 /* The same, but what failed is told by the next call. */
 void cairn_works_flush(struct cairn_works *works);
 
-/* Begins the list; works that are added from now on go into the next one. A home takes only so many
- * lists: the caller awaits the first before it sends one more. */
-void cairn_works_send(struct cairn_works *works);
-/* Waits for the list that was sent first, and returns as cairn_works_run does. */
-cairn_status cairn_works_await(struct cairn_works *works, struct cairn_sentence *why);
 /* The list that is being made, with what became of it so far. */
 const struct cairn_works_list *cairn_works_now(const struct cairn_works *works);
 

@@ -138,9 +138,7 @@ const uint8_t *cairn_tiles_holds(struct cairn_shard_job *job, const uint64_t *me
                                  uint32_t count);
 /* How many chunks of a trained tensor here the member sends, if it has a gradient of the tensor. */
 uint64_t cairn_tiles_touched(const struct cairn_member *member, uint32_t tensor);
-/* The part of the tensor that the member declared to hold; NULL: nothing. */
-const struct cairn_member_tile *cairn_tiles_of_member(const struct cairn_member *member,
-                                                      uint32_t tensor);
+
 /* How many elements the box has in common with the chunk, and how many of its elements come before them. */
 uint64_t cairn_tiles_common(const struct cairn_shard_job *job, const struct cairn_box *box,
                             const struct cairn_chunk_place *place, uint64_t *before_out);
@@ -168,18 +166,6 @@ bool cairn_tiles_put_whole(const struct cairn_shard_job *job, uint64_t chunk);
 
 /* Boxes that members hold, as tiles.c makes them, for tiles.c. Private to these two. */
 
-/* A box with its marks, by a table; counted. NULL: `why` says it. */
-struct cairn_held *cairn_held_open(struct cairn_shard_job *job,
-                                   const struct cairn_chunk_table *table, uint32_t tensor,
-                                   const struct cairn_box *box, struct cairn_sentence *why);
-void cairn_held_free(struct cairn_shard_job *job, struct cairn_held *held);
-/* Memory for the answers of cairn_tiles_holds by this table, the caller's to free; NULL: no
- * memory. */
-uint8_t *cairn_tiles_holds_open(const struct cairn_shard_job *job,
-                                const struct cairn_chunk_table *table);
-/* The member's `untouched`, by the table of the tiling. */
-void cairn_tiles_count(struct cairn_member *member);
-
 /* ==== step message ==== */
 
 /* Messages of the data plane as the core's events, and the core's actions as messages. */
@@ -187,10 +173,6 @@ void cairn_tiles_count(struct cairn_member *member);
 /* The event that a PUSH, MICRO_END or COMMIT is to a core, the own part's or a relay's. The caller
  * fills in `chunk`, `is_readable` and `absent`. */
 struct cairn_step_event cairn_step_event_of(const struct cairn_chunk_header *header);
-/* The header of an answer: the numbers of the round, and in an ACK or NAK the place of the chunk, which the
- * core knows by its number in the table. */
-struct cairn_chunk_header cairn_step_header_of(const struct cairn_step_action *action, uint8_t kind,
-                                               const struct cairn_chunk_table *table);
 
 /* ==== frozen ==== */
 
@@ -212,11 +194,6 @@ void cairn_frozen_release(struct cairn_frozen *frozen);
 /* A round opens. */
 void cairn_frozen_note(struct cairn_frozen *frozen, const struct cairn_job_spec_data *spec,
                        const Cairn__RoundOpen *message);
-/* CAIRN_ERR_REFUSED: the tensor, a trained one, takes no gradient in that round; `why` says so. */
-CAIRN_MUST_CHECK cairn_status cairn_frozen_judge(const struct cairn_frozen *frozen,
-                                                 const struct cairn_job_spec_data *spec,
-                                                 uint32_t tensor, uint64_t round,
-                                                 struct cairn_sentence *why);
 
 /* ==== view ==== */
 
@@ -272,8 +249,7 @@ struct cairn_planes;
 CAIRN_MUST_CHECK cairn_status cairn_shard_view_places_open(struct cairn_shard_view *view,
                                                            const struct cairn_shard_view *before,
                                                            uint64_t host_from, uint64_t *bytes_out);
-/* Safe to call again, and of a view that has none. */
-void cairn_shard_view_places_close(struct cairn_shard_view *view);
+
 /* The area that follows, at 0. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_view_area_add(struct cairn_shard_view *view,
                                                         struct cairn_planes *planes,
@@ -472,12 +448,9 @@ CAIRN_MUST_CHECK cairn_status cairn_collector_judge(const struct cairn_collector
 void cairn_collector_push(struct cairn_collector *collector,
                           const struct cairn_chunk_header *header, uint32_t chunk,
                           const struct cairn_piece *piece, struct cairn_fabric_message *message);
-/* Nobody reads the slot's payload any more: a worker's memory goes back to it. */
-void cairn_slot_release(struct cairn_slot *slot);
 
 /* ---- collector.c ---- */
-/* FOLD of the core. */
-void cairn_fold_begin(struct cairn_collector *collector, const struct cairn_step_action *action);
+
 /* The fold's sum has a place: gives the fold to the compute pool. */
 void cairn_fold_submit(struct cairn_fold *fold);
 /* The fold is not to be done any more, or is done: its slots are released, and the core is told. */

@@ -11,6 +11,15 @@
 
 /* ---- open and close ---- */
 
+static void slot_release(struct cairn_slot *slot);
+static struct cairn_chunk_header step_header_of(const struct cairn_step_action *action,
+                                                uint8_t kind,
+                                                const struct cairn_chunk_table *table);
+static cairn_status frozen_judge(const struct cairn_frozen *frozen,
+                                 const struct cairn_job_spec_data *spec, uint32_t tensor,
+                                 uint64_t round, struct cairn_sentence *why);
+static void fold_begin(struct cairn_collector *collector, const struct cairn_step_action *action);
+
 static cairn_status grow(struct cairn_step_actions *actions, size_t capacity)
 {
     if (capacity <= actions->capacity) return CAIRN_OK;
@@ -94,7 +103,7 @@ cairn_status cairn_collector_open(struct cairn_collector *collector,
 
 void cairn_collector_close(struct cairn_collector *collector)
 {
-    for (uint32_t i = 0; i < collector->slot_count; i++) cairn_slot_release(&collector->slots[i]);
+    for (uint32_t i = 0; i < collector->slot_count; i++) slot_release(&collector->slots[i]);
     free(collector->step);
     free(collector->slots);
     free(collector->folds);
@@ -104,7 +113,7 @@ void cairn_collector_leave(struct cairn_collector *collector)
 {
     for (uint32_t i = 0; i < collector->slot_count; i++)
         if (!collector->slots[i].folding && !collector->slots[i].receiving)
-            cairn_slot_release(&collector->slots[i]);
+            slot_release(&collector->slots[i]);
 }
 
 /* ---- to workers ---- */
@@ -129,7 +138,7 @@ static void send_to(const struct cairn_collector *collector, const struct cairn_
 {
     struct cairn_member *member = cairn_member_find(collector->job, action->member);
     if (member == NULL) return;
-    struct cairn_chunk_header header = cairn_step_header_of(action, kind, collector->table);
+    struct cairn_chunk_header header = step_header_of(action, kind, collector->table);
     header.value = value;
     if (kind == CAIRN_CHUNK_GRANT) {
         header.request = cairn_member_way(member);
@@ -212,7 +221,7 @@ cairn_status cairn_collector_judge(const struct cairn_collector *collector,
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s: a payload of %llu bytes, not %llu",
                           tensor->name, (unsigned long long)header->payload_bytes,
                           (unsigned long long)bytes);
-    status = cairn_frozen_judge(&job->frozen, &job->spec, header->tensor, header->round, why);
+    status = frozen_judge(&job->frozen, &job->spec, header->tensor, header->round, why);
     if (status != CAIRN_OK) return status;
     *chunk_out = first[0] + (uint32_t)(chunk - extent->first_chunk);
     return CAIRN_OK;
@@ -262,7 +271,8 @@ void cairn_collector_push(struct cairn_collector *collector,
 
 /* ---- slots ---- */
 
-void cairn_slot_release(struct cairn_slot *slot)
+/* Nobody reads the slot's payload any more: a worker's memory goes back to it. */
+static void slot_release(struct cairn_slot *slot)
 {
     const struct cairn_collector *collector = slot->collector;
     // The fabric of a shard that is closed has dropped its messages.
@@ -304,7 +314,7 @@ static void on_received(void *arg, cairn_status status)
             cairn_chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
             status = CAIRN_ERR_CHECKSUM;
     }
-    if (status != CAIRN_OK || !collector->hands->takes_events(collector)) cairn_slot_release(slot);
+    if (status != CAIRN_OK || !collector->hands->takes_events(collector)) slot_release(slot);
     landed(slot, status);
     cairn_collector_settle(collector);
     cairn_shard_job_settle(collector->job);
@@ -350,7 +360,7 @@ static void receive(struct cairn_collector *collector, uint32_t number, uint32_t
         return;
     }
     cairn_fabric_drop(message);
-    cairn_slot_release(slot);
+    slot_release(slot);
     landed(slot, status);
 }
 
@@ -364,13 +374,12 @@ static void act(struct cairn_collector *collector, const struct cairn_step_actio
     case CAIRN_STEP_ACK: send_to(collector, action, CAIRN_CHUNK_ACK, 0); break;
     case CAIRN_STEP_MICRO_ACK: send_to(collector, action, CAIRN_CHUNK_MICRO_ACK, 0); break;
     case CAIRN_STEP_REFUSE:
-        if (action->slot < collector->slot_count)
-            cairn_slot_release(&collector->slots[action->slot]);
+        if (action->slot < collector->slot_count) slot_release(&collector->slots[action->slot]);
         refuse(collector, action);
         break;
     case CAIRN_STEP_RECEIVE: receive(collector, action->slot, action->chunk); break;
     case CAIRN_STEP_DISCARD: discard(collector); break;
-    case CAIRN_STEP_FOLD: cairn_fold_begin(collector, action); break;
+    case CAIRN_STEP_FOLD: fold_begin(collector, action); break;
     case CAIRN_STEP_FAULT: cairn_shard_job_fault(collector->job, action->why); break;
     default: break; // its hands did it
     }
@@ -525,7 +534,7 @@ void cairn_fold_drop(struct cairn_fold *fold)
     const struct cairn_step_event folded = { .kind = CAIRN_STEP_FOLDED, .chunk = fold->chunk };
     for (uint32_t i = 0; i < fold->source_count; i++) {
         collector->slots[fold->slots[i]].folding = false;
-        cairn_slot_release(&collector->slots[fold->slots[i]]);
+        slot_release(&collector->slots[fold->slots[i]]);
     }
     fold->next = collector->folds_free;
     collector->folds_free = fold;
@@ -551,7 +560,8 @@ void cairn_fold_submit(struct cairn_fold *fold)
     cairn_compute_submit(&fold->run);
 }
 
-void cairn_fold_begin(struct cairn_collector *collector, const struct cairn_step_action *action)
+/* FOLD of the core. */
+static void fold_begin(struct cairn_collector *collector, const struct cairn_step_action *action)
 {
     struct cairn_fold *fold = collector->folds_free;
     assert(fold != NULL); // one fold a chunk, and each has a slot
@@ -618,9 +628,10 @@ void cairn_frozen_note(struct cairn_frozen *frozen, const struct cairn_job_spec_
     }
 }
 
-cairn_status cairn_frozen_judge(const struct cairn_frozen *frozen,
-                                const struct cairn_job_spec_data *spec, uint32_t tensor,
-                                uint64_t round, struct cairn_sentence *why)
+/* CAIRN_ERR_REFUSED: the tensor, a trained one, takes no gradient in that round; `why` says so. */
+static cairn_status frozen_judge(const struct cairn_frozen *frozen,
+                                 const struct cairn_job_spec_data *spec, uint32_t tensor,
+                                 uint64_t round, struct cairn_sentence *why)
 {
     if (round != frozen->round) return CAIRN_OK;
     const struct cairn_tensor_spec *t = &spec->tensors[tensor];
@@ -667,8 +678,10 @@ struct cairn_step_event cairn_step_event_of(const struct cairn_chunk_header *hea
     return event;
 }
 
-struct cairn_chunk_header cairn_step_header_of(const struct cairn_step_action *action, uint8_t kind,
-                                               const struct cairn_chunk_table *table)
+/* The header of an answer: the numbers of the round, and in an ACK or NAK the place of the chunk, which the
+ * core knows by its number in the table. */
+static struct cairn_chunk_header step_header_of(const struct cairn_step_action *action,
+                                                uint8_t kind, const struct cairn_chunk_table *table)
 {
     struct cairn_chunk_header header = {
         .kind = kind,

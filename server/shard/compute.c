@@ -32,6 +32,10 @@ enum {
 
 /* ---- open and close ---- */
 
+static void works_send(struct cairn_works *works);
+static cairn_status works_await(struct cairn_works *works, struct cairn_sentence *why);
+static cairn_status works_begin(struct cairn_works *works, struct cairn_sentence *why);
+
 static uint32_t lists_max(const struct cairn_home *home)
 {
     const uint32_t most = cairn_home_info(home)->lists_max;
@@ -165,14 +169,14 @@ static void begin_list_compute(struct cairn_compute_lane *lane, struct list *lis
         first->failed_at = cairn_works_now(works)->failed_at;
     }
     works->is_guarded = false;
-    cairn_works_send(works);
+    works_send(works);
 }
 
 static void finish_list(struct cairn_compute *compute, struct cairn_compute_lane *lane,
                         const struct list *list, uint32_t thread)
 {
     struct cairn_sentence why;
-    const cairn_status status = cairn_works_await(&lane->works, &why);
+    const cairn_status status = works_await(&lane->works, &why);
     if (status != CAIRN_OK) {
         pthread_mutex_lock(&compute->lock);
         compute->why = why;
@@ -258,8 +262,7 @@ cairn_status cairn_compute_begin(struct cairn_compute *compute, struct cairn_sen
 {
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < compute->lane_count && status == CAIRN_OK; i++)
-        if (!is_begun(&compute->lanes[i]))
-            status = cairn_works_begin(&compute->lanes[i].works, why);
+        if (!is_begun(&compute->lanes[i])) status = works_begin(&compute->lanes[i].works, why);
     return status;
 }
 
@@ -338,7 +341,8 @@ cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home
     return cairn_home_stream_open(home, &works->stream, why);
 }
 
-cairn_status cairn_works_begin(struct cairn_works *works, struct cairn_sentence *why)
+/* Takes what lists are staged in, so that none lacks it when it runs. As cairn_home_stream_begin. */
+static cairn_status works_begin(struct cairn_works *works, struct cairn_sentence *why)
 {
     const cairn_status status = cairn_home_stream_begin(works->stream, why);
     if (status == CAIRN_OK) atomic_store_explicit(&works->is_begun, true, memory_order_relaxed);
@@ -431,14 +435,17 @@ cairn_status cairn_works_run(struct cairn_works *works, struct cairn_sentence *w
     return tell(now(works), why);
 }
 
-void cairn_works_send(struct cairn_works *works)
+/* Begins the list; works that are added from now on go into the next one. A home takes only so many
+ * lists: the caller awaits the first before it sends one more. */
+static void works_send(struct cairn_works *works)
 {
     assert(works->sent < works->list_count);
     begin_works(works);
     works->sent++;
 }
 
-cairn_status cairn_works_await(struct cairn_works *works, struct cairn_sentence *why)
+/* Waits for the list that was sent first, and returns as cairn_works_run does. */
+static cairn_status works_await(struct cairn_works *works, struct cairn_sentence *why)
 {
     struct cairn_works_list *list = &works->lists[works->first];
     assert(works->sent > 0);

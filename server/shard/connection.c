@@ -37,6 +37,8 @@ static const struct cairn_frame_limits limits_after = { .type_min = CAIRN_MSG_WE
 
 static void on_timer(uv_timer_t *timer);
 
+static void unheard_list(const struct cairn_shard *shard, struct cairn_unheard *list_out);
+
 /* Says Hello with as many of the held jobs as fit behind what else it says; returns how many. */
 static size_t say_hello(struct cairn_shard *shard, Cairn__Hello *hello, Cairn__HeldJob **held,
                         size_t count)
@@ -108,7 +110,7 @@ void cairn_connection_beat(struct cairn_shard *shard)
     heartbeat.pins = pins.pointers;
     heartbeat.n_pins = pins.count;
     struct cairn_unheard unheard;
-    cairn_unheard_list(shard, &unheard);
+    unheard_list(shard, &unheard);
     heartbeat.unheard = unheard.names;
     heartbeat.n_unheard = unheard.count;
     cairn_session_send(shard, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
@@ -670,7 +672,7 @@ static void look_at_givers(struct cairn_unheard *list, const struct cairn_shard 
         look_unheard(list, shard, link, name);
 }
 
-void cairn_unheard_list(const struct cairn_shard *shard, struct cairn_unheard *list_out)
+static void unheard_list(const struct cairn_shard *shard, struct cairn_unheard *list_out)
 {
     list_out->count = 0;
     for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {

@@ -60,14 +60,7 @@ void cairn_addresses_close(struct cairn_addresses *addresses);
 
 /* "host", "cuda", "auto" */
 bool cairn_device_backend_ok(const char *backend);
-/* Opens the device that the options ask for, and says in the log where state lies, and why not elsewhere.
- * Without one `auto` goes on with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED,
- * CAIRN_ERR_NO_MEMORY: cuda was asked for and cannot be had. */
-CAIRN_MUST_CHECK cairn_status cairn_device_open(struct cairn_shard *shard,
-                                                const struct cairn_shard_options *options,
-                                                struct cairn_sentence *why);
-/* Says in the log how what lies on the device goes to other hosts; after the fabric was opened. */
-void cairn_device_say_way(const struct cairn_shard *shard);
+
 /* Fills in what the device has done so far, if there is one. */
 void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats);
 /* Fills in the description of the device, or of the host if there is none. `out` borrows from the
@@ -103,12 +96,6 @@ struct cairn_unheard {
     size_t count;
 };
 
-void cairn_unheard_list(const struct cairn_shard *shard, struct cairn_unheard *list_out);
-
 /* ==== without ==== */
-
-/* The optional features that this build and this host lack, as bits of enum cairn_without. Reads
- * /sys. */
-uint32_t cairn_shard_find_without(bool has_device);
 
 #endif

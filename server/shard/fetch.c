@@ -46,6 +46,10 @@ struct place {
     struct cairn_chunk_place at;
 };
 
+static bool bring_has(const struct cairn_published *copy, uint64_t chunk);
+static void cairn_bring(struct cairn_reply *reply, const struct cairn_published *copy,
+                        uint64_t chunk);
+
 static bool find_chunk(const struct cairn_chunk_header *header, struct place *place)
 {
     const struct cairn_shard_map *map = &place->view->table.map;
@@ -97,7 +101,7 @@ static cairn_status judge_wire(const struct cairn_shard_job *job, const struct p
     const struct cairn_published *published = place->published;
     const struct cairn_shard_view *view = place->view;
     const cairn_dtype dtype = view->forms[view->table.extent_of[place->chunk]].wire;
-    if (job->park.is_under_way && !cairn_bring_has(published, place->chunk)) return CAIRN_ERR_BUSY;
+    if (job->park.is_under_way && !bring_has(published, place->chunk)) return CAIRN_ERR_BUSY;
     *source_out = (struct source) {
         .bytes = cairn_published_host_at(published, place->chunk, place->at.local_elem),
         .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
@@ -349,8 +353,7 @@ static void answer(struct cairn_member *member, struct cairn_reply *reply)
     struct cairn_shard_job *job = reply->job;
     struct source source = { .byte_count = 0 };
     cairn_status status = judge_fetch(member, &reply->header, &source);
-    const bool is_there = source.published == NULL ||
-                          cairn_bring_has(source.published, source.chunk) ||
+    const bool is_there = source.published == NULL || bring_has(source.published, source.chunk) ||
                           goes_directly(member, reply, &source);
     if (status == CAIRN_OK && is_there) {
         send_data(member, reply, &source);
@@ -442,8 +445,9 @@ void cairn_fetch_deferred(struct cairn_shard_job *job)
     cairn_shard_job_settle(job);
 }
 
+/* The chunk that it waited for is in host memory (read.h); not OK: it is not. */
 /* The version may be one that cannot be asked for any more: the copy has it as long as this takes. */
-void cairn_fetch_brought(struct cairn_reply *reply, cairn_status status)
+static void fetch_brought(struct cairn_reply *reply, cairn_status status)
 {
     const struct cairn_shard_job *job = reply->job;
     struct cairn_member *member = cairn_member_find(job, reply->header.member);
@@ -463,8 +467,9 @@ void cairn_fetch_brought(struct cairn_reply *reply, cairn_status status)
 
 /* ==== bring ==== */
 
+/* The copy has the chunk in host memory. */
 /* Updates pass frozen tensors by, so these are always there. */
-bool cairn_bring_has(const struct cairn_published *copy, uint64_t chunk)
+static bool bring_has(const struct cairn_published *copy, uint64_t chunk)
 {
     const struct cairn_shard_view *view = copy->view;
     return copy->on_host || !view->forms[view->table.extent_of[chunk]].trained ||
@@ -527,16 +532,18 @@ static void done(struct cairn_run *run)
     copy->brought[chunk] = status == CAIRN_OK ? CAIRN_BROUGHT : CAIRN_BROUGHT_NOT;
     // A fetch only reads: that there is no room for it now harms nobody else.
     if (status != CAIRN_ERR_NO_MEMORY) (void)cairn_shard_job_run_failed(job, run);
-    while ((reply = take_one(job, copy, chunk)) != NULL) cairn_fetch_brought(reply, status);
+    while ((reply = take_one(job, copy, chunk)) != NULL) fetch_brought(reply, status);
     cairn_published_return(job, copy); // what is sent out of it is lent by now
     cairn_shard_job_settle(job);
     cairn_shard_job_idle(job);
 }
 
-void cairn_bring(struct cairn_reply *reply, const struct cairn_published *copy, uint64_t chunk)
+/* The chunk, which is not there, is brought, unless it is on its way: cairn_fetch_brought follows. */
+static void cairn_bring(struct cairn_reply *reply, const struct cairn_published *copy,
+                        uint64_t chunk)
 {
     struct cairn_shard_job *job = reply->job;
-    assert(!cairn_bring_has(copy, chunk) && copy->device.base != NULL);
+    assert(!bring_has(copy, chunk) && copy->device.base != NULL);
     reply->from = copy;
     reply->chunk = chunk;
     reply->next = job->replies.coming;

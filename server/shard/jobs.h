@@ -64,8 +64,7 @@ void cairn_members_forget_untold(struct cairn_shard_job *job);
 void cairn_members_release(struct cairn_shard_job *job);
 /* A message of the member came: connects the member if it is not connected. */
 void cairn_member_heard(struct cairn_member *member);
-/* Closes its peer and tells the core. */
-void cairn_member_down(struct cairn_member *member);
+
 /* The member's HELLO, of its connection of that number: the member is heard, and greeted. The core is told
  * even of a member that was connected: it may have lost a GRANT. */
 void cairn_member_hello(struct cairn_member *member, uint64_t connection);
@@ -97,32 +96,7 @@ struct cairn_shard;
  * Any thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED:
  * the spec or the layout is wrong; CAIRN_ERR_NO_MEMORY. */
 struct cairn_shard_draft;
-CAIRN_MUST_CHECK cairn_status cairn_shard_draft_open(struct cairn_shard *shard,
-                                                     const Cairn__JobCreate *message,
-                                                     const struct cairn_paged *spec,
-                                                     const struct cairn_paged *layout,
-                                                     struct cairn_shard_draft **draft_out,
-                                                     struct cairn_sentence *why);
-/* Gives back what was admitted. */
-void cairn_shard_draft_close(struct cairn_shard_draft *draft);
-bool cairn_shard_draft_has_layout(const struct cairn_shard_draft *draft,
-                                  const struct cairn_layout *layout);
-/* Judges the create, and counts the job's memory, which is the draft's until it is opened or closed.
- * CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers; CAIRN_ERR_INVALID. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_draft_admit(struct cairn_shard_draft *draft,
-                                                      const Cairn__JobCreate *message,
-                                                      struct cairn_sentence *why);
-/* The tables of a draft that was admitted; any thread. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_draft_make(struct cairn_shard_draft *draft,
-                                                     const Cairn__JobCreate *message,
-                                                     struct cairn_sentence *why);
-bool cairn_shard_draft_is_made(const struct cairn_shard_draft *draft);
-/* Takes the draft, which is made: the job is one of the shard's. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: nothing
- * is held. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(struct cairn_shard *shard,
-                                                   struct cairn_shard_draft *draft,
-                                                   struct cairn_shard_job **job_out,
-                                                   struct cairn_sentence *why);
+
 /* A layout of the job's tensors off the wire, which is the caller's. CAIRN_ERR_MALFORMED,
  * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_job_layout(const struct cairn_shard_job *job,

@@ -95,7 +95,8 @@ static void connect_again(struct cairn_member *member)
     tell_core(member, CAIRN_STEP_PEER_UP);
 }
 
-void cairn_member_down(struct cairn_member *member)
+/* Closes its peer and tells the core. */
+static void member_down(struct cairn_member *member)
 {
     if (member->peer == NULL) return;
     cairn_fabric_peer_close(member->peer);
@@ -126,7 +127,7 @@ static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
     cairn_log_info("%s of job %s is gone: %s", member->name, member->job->spec.name,
                    cairn_status_text((int)why));
     const bool again = member->heard;
-    cairn_member_down(member);
+    member_down(member);
     if (!again) return;
     member->again = true;
     uv_timer_t *timer = &member->job->shard->connects.again;
@@ -239,7 +240,7 @@ void cairn_member_leave(struct cairn_shard_job *job, uint64_t number)
     if (member == NULL) return;
     cairn_log_info("%s left job %s", member->name, job->spec.name);
     if (cairn_relay_of(job) != NULL) cairn_relay_fetch_forget(cairn_relay_of(job), number);
-    cairn_member_down(member);
+    member_down(member);
     cairn_members_take_out(job, member);
     member_free(member);
 }
@@ -843,7 +844,7 @@ static void close_cut(struct cairn_shard_job *job)
     job->members.cut = false;
     for (size_t i = 0; i < job->members.capacity; i++) {
         struct cairn_member *member = job->members.list[i];
-        if (member != NULL && member->cut) cairn_member_down(member);
+        if (member != NULL && member->cut) member_down(member);
     }
 }
 

@@ -19,6 +19,8 @@ struct cairn_arena_shown {
     int fd;                             /* owned: the region's; -1: of a card */
 };
 
+static void areas_close(struct cairn_planes *planes, struct cairn_shard *shard);
+
 static void is_of_home(struct cairn_arena *arena)
 {
     arena->base = arena->memory.base;
@@ -438,7 +440,7 @@ cairn_status cairn_planes_open(struct cairn_planes *planes, const struct cairn_s
 void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard)
 {
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_release(shard, &planes->host[p]);
-    cairn_areas_close(planes, shard);
+    areas_close(planes, shard);
 }
 
 cairn_status cairn_planes_reserve_elems(const struct cairn_planes *planes, enum cairn_plane plane,
@@ -656,7 +658,8 @@ bool cairn_area_is_gone(const struct cairn_area *area, uint64_t at)
     return area->segments[at / CAIRN_SEGMENT_BYTES].is_gone;
 }
 
-void cairn_areas_close(struct cairn_planes *planes, struct cairn_shard *shard)
+/* All of them; on another thread, if `shard` is not NULL. */
+static void areas_close(struct cairn_planes *planes, struct cairn_shard *shard)
 {
     while (planes->areas != NULL) {
         struct cairn_area *area = planes->areas;

@@ -359,8 +359,6 @@ void cairn_areas_give_gone(struct cairn_planes *planes);
 uint64_t cairn_areas_bytes(const struct cairn_planes *planes);
 /* True if the segment of the area in which `at` lies went back to the device. */
 bool cairn_area_is_gone(const struct cairn_area *area, uint64_t at);
-/* All of them; on another thread, if `shard` is not NULL. */
-void cairn_areas_close(struct cairn_planes *planes, struct cairn_shard *shard);
 
 /* ==== release ==== */
 

@@ -18,6 +18,23 @@
 
 static const struct cairn_arriving_kind kind;
 
+static const struct cairn_shard_view *move_kept(const struct cairn_shard_job *job);
+static uint64_t shift_bytes(const struct cairn_shard_job *job, const struct cairn_shard_view *next,
+                            const struct cairn_shard_view *kept);
+static cairn_status lots_list(const struct cairn_shard_view *now,
+                              const struct cairn_shard_view *next,
+                              const struct cairn_shard_view *kept, struct cairn_lots *out);
+static uint64_t move_bytes_beyond(const struct cairn_shard_job *job,
+                                  const struct cairn_shard_view *view,
+                                  const struct cairn_shard_view *beside);
+static void move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *part);
+static void move_trim(struct cairn_shard_job *job);
+static cairn_status shift_reserve(const struct cairn_shard_job *job,
+                                  const struct cairn_shard_view *next,
+                                  const struct cairn_shard_view *kept,
+                                  struct cairn_reserve *reserve);
+static void move_settle(struct cairn_shard_job *job);
+
 static const Cairn__PartPrepare *message_of(const struct cairn_arriving *arriving)
 {
     return (const Cairn__PartPrepare *)arriving->message;
@@ -69,7 +86,7 @@ static cairn_status judge_table(const struct cairn_shard_job *job, uint64_t want
     if (layout->version != wanted)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "the pages are of layout %llu",
                           (unsigned long long)layout->version);
-    const struct cairn_shard_view *kept = cairn_move_kept(job);
+    const struct cairn_shard_view *kept = move_kept(job);
     if (job->move.now == NULL ||
         same_owners(layout, kept != NULL ? kept->layout : job->view->layout))
         return CAIRN_OK;
@@ -101,7 +118,7 @@ static cairn_status take_budget(struct cairn_shard_job *job, struct cairn_move_p
                    tables = more(part->view->table_bytes, job->view->table_bytes);
     snprintf(what, sizeof what, "what comes of job %s with layout %llu", job->spec.name,
              (unsigned long long)part->view->layout->version);
-    const uint64_t shifted = cairn_shift_bytes(job, part->view, cairn_move_kept(job));
+    const uint64_t shifted = shift_bytes(job, part->view, move_kept(job));
     const cairn_status status = cairn_budget_take(
         &job->shard->memory.budget, room + shifted + staging + published + tables, what, why);
     if (status != CAIRN_OK) return status;
@@ -125,7 +142,7 @@ static cairn_status open_take(struct cairn_shard_job *job, struct cairn_move_par
 {
     const Cairn__Mover *mover = mover_of(message);
     struct cairn_lots lots;
-    if (cairn_lots_list(job->view, part->view, cairn_move_kept(job), &lots) != CAIRN_OK)
+    if (lots_list(job->view, part->view, move_kept(job), &lots) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
     part->comes = lots.bytes;
     if (lots.count == 0) return take_budget(job, part, 0, 0, why);
@@ -136,7 +153,7 @@ static cairn_status open_take(struct cairn_shard_job *job, struct cairn_move_par
                           job->shard->name);
     }
     const cairn_status status = take_budget(job, part,
-                                            cairn_move_bytes_beyond(job, part->view, job->view),
+                                            move_bytes_beyond(job, part->view, job->view),
                                             cairn_take_staging_bytes(job, &lots), why);
     if (status != CAIRN_OK) {
         cairn_lots_release(&lots);
@@ -183,7 +200,8 @@ static cairn_status let_all_in(struct cairn_shard_job *job, struct cairn_move_pa
 
 /* ---- from beginning to end ---- */
 
-void cairn_move_go_on(struct cairn_shard *shard, uint64_t job)
+/* A PartPrepare that waits until what was given, or prepared before it, is forgotten. */
+static void move_go_on(struct cairn_shard *shard, uint64_t job)
 {
     for (struct cairn_arriving *a = shard->arriving, *next; a != NULL; a = next) {
         next = a->next;
@@ -205,11 +223,12 @@ static void forget(struct cairn_shard_job *job)
     cairn_session_answer(job->shard, &part->asked, CAIRN_ERR_CANCELED, &why);
     if (part->room > 0) cairn_shard_view_give(job, part->view);
     give_budget(job, part);
-    cairn_move_part_drop(job, part);
-    cairn_move_trim(job);
+    move_part_drop(job, part);
+    move_trim(job);
 }
 
-void cairn_move_forget(struct cairn_shard_job *job)
+/* The prepared layout is not to come into force. */
+static void move_forget(struct cairn_shard_job *job)
 {
     if (job->move.next == NULL) return;
     job->move.next->is_unwanted = true;
@@ -219,7 +238,7 @@ void cairn_move_forget(struct cairn_shard_job *job)
 static cairn_status add_room(struct cairn_reserve *reserve, struct cairn_shard_job *job)
 {
     const struct cairn_move_part *part = job->move.next;
-    cairn_status status = cairn_shift_reserve(job, part->view, cairn_move_kept(job), reserve);
+    cairn_status status = shift_reserve(job, part->view, move_kept(job), reserve);
     if (part->take == NULL) return status; // nothing comes
     if (status == CAIRN_OK) status = cairn_shard_view_reserve(job, part->view, reserve);
     return status == CAIRN_OK ? cairn_take_reserve(part->take, reserve) : status;
@@ -242,7 +261,7 @@ static void on_room(const struct cairn_reserve_request *request, cairn_status st
     if (part->is_unwanted) {
         const uint64_t number = job->number;
         forget(job);
-        cairn_move_go_on(shard, number);
+        move_go_on(shard, number);
         return;
     }
     cairn_log_info("job %s: layout %llu is prepared: %llu bytes of state come, and %zu shards take",
@@ -266,7 +285,7 @@ static cairn_status fill(struct cairn_shard_job *job, struct cairn_move_part *pa
         cairn_layout_close(layout);
         return status;
     }
-    const struct cairn_shard_view *kept = cairn_move_kept(job);
+    const struct cairn_shard_view *kept = move_kept(job);
     status = cairn_shard_view_next(job, layout, message->shard_index,
                                    kept != NULL ? kept : job->view, &part->view, why);
     if (status == CAIRN_OK) status = open_take(job, part, message, why);
@@ -290,8 +309,8 @@ static cairn_status begin(struct cairn_shard_job *job, const struct cairn_arrivi
     }
     job->move.next = NULL;
     give_budget(job, part);
-    cairn_move_part_drop(job, part);
-    cairn_move_trim(job);
+    move_part_drop(job, part);
+    move_trim(job);
     return status;
 }
 
@@ -305,7 +324,7 @@ static void whole(struct cairn_shard *shard, struct cairn_arriving *arriving)
     // It goes on when that is settled, or the Fence that drains a round is through.
     if (status == CAIRN_OK && (job->move.is_settling || job->move.fence.epoch != 0)) return;
     if (status == CAIRN_OK && job->move.next != NULL) {
-        cairn_move_forget(job); // who asks may be others than those that were told before
+        move_forget(job); // who asks may be others than those that were told before
         if (job->move.next != NULL) return; // it goes on when that is forgotten
     }
     if (status == CAIRN_OK) status = begin(job, arriving, &why);
@@ -345,14 +364,16 @@ void cairn_move_on_unprepare(struct cairn_shard_job *job, const Cairn__PartUnpre
 {
     const struct cairn_move_part *part = job->move.next;
     end_waiting(job->shard, message);
-    if (part != NULL && part->view->layout->version == message->layout) cairn_move_forget(job);
+    if (part != NULL && part->view->layout->version == message->layout) move_forget(job);
 }
 
 /* ==== part ==== */
 
 #define TICK_MS 20
 
-void cairn_move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *part)
+/* Forgets a change of the layout: shards that take from us by it leave, its take is not awaited any
+ * more, and what it took of the budget for itself goes back. NULL is fine. */
+static void move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *part)
 {
     if (part == NULL) return;
     const bool ends = job->shard->closing || job->state == CAIRN_JOB_LEAVING;
@@ -368,7 +389,9 @@ void cairn_move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *p
     free(part);
 }
 
-const struct cairn_shard_view *cairn_move_kept(const struct cairn_shard_job *job)
+/* The view before the one in force, while its state is still here: parts of it need not come again.
+ * NULL: it is settled, or the view in force has gone back to it. */
+static const struct cairn_shard_view *move_kept(const struct cairn_shard_job *job)
 {
     return job->move.now != NULL && !job->move.now->is_back ? job->move.before : NULL;
 }
@@ -387,16 +410,19 @@ static void add_run_part(void *context, const struct cairn_shard_view_run *run)
         sum->bytes += cairn_form_bytes(&sum->view->forms[run->extent], p, run->elem_count);
 }
 
-uint64_t cairn_move_bytes_beyond(const struct cairn_shard_job *job,
-                                 const struct cairn_shard_view *view,
-                                 const struct cairn_shard_view *beside)
+/* The bytes, over all planes in host memory, that `view` has and `beside` does not have. */
+static uint64_t move_bytes_beyond(const struct cairn_shard_job *job,
+                                  const struct cairn_shard_view *view,
+                                  const struct cairn_shard_view *beside)
 {
     struct sum sum = { .view = view };
     if (job->planes.host_from == 0) cairn_shard_view_beyond(view, beside, add_run_part, &sum);
     return sum.bytes;
 }
 
-void cairn_move_trim(struct cairn_shard_job *job)
+/* Gives back the device memory that no view uses any more: neither the one in force, nor the
+ * prepared one, nor the one before that is not settled. */
+static void move_trim(struct cairn_shard_job *job)
 {
     const struct cairn_move *move = &job->move;
     const struct cairn_shard_view *views[] = { job->view, move->before,
@@ -416,7 +442,7 @@ static bool tick_job(struct cairn_shard_job *job, uint64_t now_ms)
     if (job->move.now != NULL && job->move.now->take != NULL)
         waits = cairn_take_tick(job->move.now->take, now_ms);
     cairn_move_rests(job);
-    if (job->move.is_settling) cairn_move_settle(job);
+    if (job->move.is_settling) move_settle(job);
     return waits || job->move.is_settling || job->move.fence.epoch != 0;
 }
 
@@ -470,8 +496,9 @@ static bool find_shift(const struct cairn_shard_job *job, const struct cairn_sha
     return false;
 }
 
-uint64_t cairn_shift_bytes(const struct cairn_shard_job *job, const struct cairn_shard_view *next,
-                           const struct cairn_shard_view *kept)
+/* The bytes of all that shifts with `next` and is in the job's view, or in `kept` (may be NULL). */
+static uint64_t shift_bytes(const struct cairn_shard_job *job, const struct cairn_shard_view *next,
+                            const struct cairn_shard_view *kept)
 {
     struct shift shift;
     uint64_t bytes = 0;
@@ -481,9 +508,11 @@ uint64_t cairn_shift_bytes(const struct cairn_shard_job *job, const struct cairn
     return bytes;
 }
 
-cairn_status cairn_shift_reserve(const struct cairn_shard_job *job,
-                                 const struct cairn_shard_view *next,
-                                 const struct cairn_shard_view *kept, struct cairn_reserve *reserve)
+/* Within `prepare` of a reserve: reserves the places to which state shifts. */
+static cairn_status shift_reserve(const struct cairn_shard_job *job,
+                                  const struct cairn_shard_view *next,
+                                  const struct cairn_shard_view *kept,
+                                  struct cairn_reserve *reserve)
 {
     struct shift shift;
     cairn_status status = CAIRN_OK;
@@ -496,8 +525,10 @@ cairn_status cairn_shift_reserve(const struct cairn_shard_job *job,
     return status;
 }
 
-cairn_status cairn_shift_copy(struct cairn_shard_job *job, const struct cairn_shard_view *next,
-                              const struct cairn_shard_view *kept, struct cairn_sentence *why)
+/* Copies what shifts, before the job goes on in `next`. Not CAIRN_OK: the job may not go on in
+ * it. */
+static cairn_status shift_copy(struct cairn_shard_job *job, const struct cairn_shard_view *next,
+                               const struct cairn_shard_view *kept, struct cairn_sentence *why)
 {
     struct cairn_works *works = cairn_compute_loop(&job->shard->host);
     struct shift shift;
@@ -601,7 +632,7 @@ static void force(struct cairn_shard_job *job)
     const uint64_t epoch = move->fence.epoch;
     struct cairn_sentence why;
     move->fence.epoch = 0;
-    cairn_status status = cairn_shift_copy(job, part->view, cairn_move_kept(job), &why);
+    cairn_status status = shift_copy(job, part->view, move_kept(job), &why);
     if (status == CAIRN_OK) status = cairn_shard_job_switch(job, part->view, &why);
     if (status != CAIRN_OK) {
         cairn_shard_view_unref(before);
@@ -609,7 +640,7 @@ static void force(struct cairn_shard_job *job)
         return;
     }
     part->is_back = move->now != NULL;
-    cairn_move_part_drop(job, move->now); // of a way that was given up
+    move_part_drop(job, move->now); // of a way that was given up
     cairn_shard_view_unref(move->before);
     move->next = NULL;
     move->now = part;
@@ -624,7 +655,7 @@ static void force(struct cairn_shard_job *job)
     if (part->take != NULL)
         cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_LACKS_STATE });
     tell_core(job, epoch);
-    cairn_move_go_on(job->shard, job->number); // what was to be prepared meanwhile
+    move_go_on(job->shard, job->number); // what was to be prepared meanwhile
 }
 
 /* True if the prepared layout is the one in force, under another number. */
@@ -640,7 +671,7 @@ static void rename_layout(struct cairn_shard_job *job)
     job->view->layout->version = version_of(job->move.next);
     job->move.has_moved = true;
     cairn_relay_leave(job);
-    cairn_move_forget(job);
+    move_forget(job);
     cairn_log_info("job %s: layout %llu is in force, and all stays where it is", job->spec.name,
                    (unsigned long long)job->view->layout->version);
 }
@@ -676,7 +707,7 @@ static bool judge_force(const struct cairn_shard_job *job, uint64_t layout,
 static void keep_or_forget(struct cairn_shard_job *job)
 {
     const struct cairn_move_part *next = job->move.next;
-    if (next != NULL && next->session != job->shard->session.serial) cairn_move_forget(job);
+    if (next != NULL && next->session != job->shard->session.serial) move_forget(job);
 }
 
 bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t layout)
@@ -728,14 +759,15 @@ static void leave_movers(struct cairn_shard_job *job, struct cairn_move_part *pa
     part->mover_count = 0;
 }
 
-void cairn_move_settle(struct cairn_shard_job *job)
+/* PartSettled came: ends `now` if nothing of what was given is being sent any more. */
+static void move_settle(struct cairn_shard_job *job)
 {
     struct cairn_move *move = &job->move;
     struct cairn_move_part *now = move->now;
     // State is still being sent from here, or still comes to a place that was given up: a later
     // tick tries again.
     if (move->sends > 0 || move->leaving != NULL) return;
-    const uint64_t bytes = cairn_move_bytes_beyond(job, move->before, job->view);
+    const uint64_t bytes = move_bytes_beyond(job, move->before, job->view);
     if (bytes > 0) cairn_shard_view_give(job, move->before);
     cairn_shard_job_give(job, &job->memory.state, bytes + now->shifted);
     cairn_log_info("job %s: layout %llu is settled: %llu bytes of host memory went", job->spec.name,
@@ -744,9 +776,9 @@ void cairn_move_settle(struct cairn_shard_job *job)
     move->before = NULL;
     move->now = NULL;
     move->is_settling = false;
-    cairn_move_part_drop(job, now);
-    cairn_move_trim(job);
-    cairn_move_go_on(job->shard, job->number);
+    move_part_drop(job, now);
+    move_trim(job);
+    move_go_on(job->shard, job->number);
 }
 
 void cairn_move_on_settled(struct cairn_shard_job *job, const Cairn__PartSettled *message)
@@ -762,7 +794,7 @@ void cairn_move_on_settled(struct cairn_shard_job *job, const Cairn__PartSettled
     }
     leave_movers(job, now); // what is being sent to them ends
     job->move.is_settling = true;
-    cairn_move_settle(job);
+    move_settle(job);
     if (job->move.is_settling) cairn_move_wake(job->shard);
 }
 
@@ -814,15 +846,15 @@ void cairn_move_leave(struct cairn_shard_job *job)
         job->move.now->take = NULL;
     }
     job->move.fence.epoch = 0;
-    cairn_move_forget(job);
+    move_forget(job);
 }
 
 void cairn_move_release(struct cairn_shard_job *job)
 {
     struct cairn_move *move = &job->move;
     cairn_take_free_leaving(job);
-    cairn_move_part_drop(job, move->next);
-    cairn_move_part_drop(job, move->now);
+    move_part_drop(job, move->next);
+    move_part_drop(job, move->now);
     cairn_shard_view_unref(move->before);
     *move = (struct cairn_move) { .next = NULL };
 }
@@ -944,9 +976,9 @@ static int by_giver(const void *left, const void *right)
     return (int)a->plane - (int)b->plane;
 }
 
-cairn_status cairn_lots_list(const struct cairn_shard_view *now,
-                             const struct cairn_shard_view *next,
-                             const struct cairn_shard_view *kept, struct cairn_lots *out)
+static cairn_status lots_list(const struct cairn_shard_view *now,
+                              const struct cairn_shard_view *next,
+                              const struct cairn_shard_view *kept, struct cairn_lots *out)
 {
     struct lister lister = { .next = next, .kept = kept, .before = now->layout, .out = out };
     cairn_status status = CAIRN_OK;

@@ -51,10 +51,6 @@ static inline bool cairn_lot_is_whole(const struct cairn_lot *lot)
 
 /* Lists lots for all that `next` has on this shard and `now` has on another one. State in `kept`,
  * the view before, is still here and does not come; `kept` may be NULL. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_lots_list(const struct cairn_shard_view *now,
-                                              const struct cairn_shard_view *next,
-                                              const struct cairn_shard_view *kept,
-                                              struct cairn_lots *out);
 void cairn_lots_release(struct cairn_lots *lots);
 
 /* ==== take ==== */

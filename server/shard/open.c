@@ -314,11 +314,9 @@ static struct cairn_shard_job *new_job(struct cairn_shard *shard, const Cairn__J
     return job;
 }
 
-cairn_status cairn_shard_draft_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
-                                    const struct cairn_paged *spec,
-                                    const struct cairn_paged *layout,
-                                    struct cairn_shard_draft **draft_out,
-                                    struct cairn_sentence *why)
+static cairn_status draft_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
+                               const struct cairn_paged *spec, const struct cairn_paged *layout,
+                               struct cairn_shard_draft **draft_out, struct cairn_sentence *why)
 {
     struct cairn_shard_draft *draft = calloc(1, sizeof *draft);
     struct cairn_shard_job *job = draft != NULL ? new_job(shard, message) : NULL;
@@ -338,19 +336,20 @@ cairn_status cairn_shard_draft_open(struct cairn_shard *shard, const Cairn__JobC
     return CAIRN_OK;
 }
 
-void cairn_shard_draft_close(struct cairn_shard_draft *draft)
+/* Gives back what was admitted. */
+static void draft_close(struct cairn_shard_draft *draft)
 {
     free_body(draft->job, NULL);
     free(draft);
 }
 
-bool cairn_shard_draft_has_layout(const struct cairn_shard_draft *draft,
-                                  const struct cairn_layout *layout)
+static bool draft_has_layout(const struct cairn_shard_draft *draft,
+                             const struct cairn_layout *layout)
 {
     return memcmp(draft->job->view->layout->hash, layout->hash, CAIRN_LAYOUT_HASH_BYTES) == 0;
 }
 
-bool cairn_shard_draft_is_made(const struct cairn_shard_draft *draft)
+static bool draft_is_made(const struct cairn_shard_draft *draft)
 {
     return draft->is_made;
 }
@@ -380,8 +379,10 @@ static cairn_status judge_count(const struct cairn_shard *shard, struct cairn_se
                       shard->name, count);
 }
 
-cairn_status cairn_shard_draft_admit(struct cairn_shard_draft *draft,
-                                     const Cairn__JobCreate *message, struct cairn_sentence *why)
+/* Judges the create, and counts the job's memory, which is the draft's until it is opened or closed.
+ * CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers; CAIRN_ERR_INVALID. */
+static cairn_status draft_admit(struct cairn_shard_draft *draft, const Cairn__JobCreate *message,
+                                struct cairn_sentence *why)
 {
     struct cairn_shard_job *job = draft->job;
     cairn_status status = judge_count(job->shard, why);
@@ -393,8 +394,9 @@ cairn_status cairn_shard_draft_admit(struct cairn_shard_draft *draft,
     return status == CAIRN_OK ? take_budget(job, &draft->need, why) : status;
 }
 
-cairn_status cairn_shard_draft_make(struct cairn_shard_draft *draft,
-                                    const Cairn__JobCreate *message, struct cairn_sentence *why)
+/* The tables of a draft that was admitted; any thread. CAIRN_ERR_NO_MEMORY. */
+static cairn_status draft_make(struct cairn_shard_draft *draft, const Cairn__JobCreate *message,
+                               struct cairn_sentence *why)
 {
     struct cairn_shard_job *job = draft->job;
     struct cairn_step_config step = draft->need.step;
@@ -407,14 +409,16 @@ cairn_status cairn_shard_draft_make(struct cairn_shard_draft *draft,
     return status;
 }
 
-cairn_status cairn_shard_job_open(struct cairn_shard *shard, struct cairn_shard_draft *draft,
-                                  struct cairn_shard_job **job_out, struct cairn_sentence *why)
+/* Takes the draft, which is made: the job is one of the shard's. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: nothing
+ * is held. */
+static cairn_status job_open(struct cairn_shard *shard, struct cairn_shard_draft *draft,
+                             struct cairn_shard_job **job_out, struct cairn_sentence *why)
 {
     struct cairn_shard_job *job = draft->job;
     cairn_status status = judge_count(shard, why);
     if (status == CAIRN_OK) status = open_shown(job, &draft->need, why);
     if (status != CAIRN_OK) {
-        cairn_shard_draft_close(draft);
+        draft_close(draft);
         return status;
     }
     free(draft);
@@ -554,8 +558,8 @@ static bool memory_comes_back(const struct cairn_shard *shard)
 static void create_admit(struct cairn_shard *shard, struct cairn_arriving *create)
 {
     struct cairn_sentence why;
-    const cairn_status status = cairn_shard_draft_admit(cairn_arriving_made(create),
-                                                        create_message(create), &why);
+    const cairn_status status = draft_admit(cairn_arriving_made(create), create_message(create),
+                                            &why);
     if (status == CAIRN_OK)
         cairn_arriving_make(create);
     else
@@ -567,13 +571,13 @@ static void create_admit(struct cairn_shard *shard, struct cairn_arriving *creat
 static void create_open(struct cairn_shard *shard, struct cairn_arriving *create)
 {
     if (memory_comes_back(shard)) return;
-    if (!cairn_shard_draft_is_made(cairn_arriving_made(create))) {
+    if (!draft_is_made(cairn_arriving_made(create))) {
         create_admit(shard, create);
         return;
     }
     struct cairn_shard_job *job;
     struct cairn_sentence why;
-    cairn_status status = cairn_shard_job_open(shard, cairn_arriving_take(create), &job, &why);
+    cairn_status status = job_open(shard, cairn_arriving_take(create), &job, &why);
     if (status != CAIRN_OK) {
         cairn_arriving_end(shard, create, status, &why);
         return;
@@ -633,7 +637,7 @@ static void create_advance(struct cairn_shard *shard, struct cairn_arriving *cre
         return;
     }
     if (message->generation == held->generation && held->state != CAIRN_JOB_FAULTED &&
-        cairn_shard_draft_has_layout(cairn_arriving_made(create), held->view->layout)) {
+        draft_has_layout(cairn_arriving_made(create), held->view->layout)) {
         // Asked again after a lost connection.
         if (held->state == CAIRN_JOB_LOADING || held->state == CAIRN_JOB_SEALING) {
             held->load.asked = cairn_session_request(shard, create->request);
@@ -658,9 +662,9 @@ static cairn_status create_prepare(struct cairn_arriving *create, void **made_ou
                                    struct cairn_sentence *why)
 {
     struct cairn_shard_draft *draft = NULL;
-    const cairn_status status = cairn_shard_draft_open(
-        create->shard, create_message(create), &create->paged[CAIRN_CREATE_SPEC],
-        &create->paged[CAIRN_CREATE_LAYOUT], &draft, why);
+    const cairn_status status = draft_open(create->shard, create_message(create),
+                                           &create->paged[CAIRN_CREATE_SPEC],
+                                           &create->paged[CAIRN_CREATE_LAYOUT], &draft, why);
     if (status == CAIRN_OK) *made_out = draft;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) cairn_paged_release(&create->paged[i]);
     return status;
@@ -669,12 +673,12 @@ static cairn_status create_prepare(struct cairn_arriving *create, void **made_ou
 static cairn_status create_make(const struct cairn_arriving *create, void *made,
                                 struct cairn_sentence *why)
 {
-    return cairn_shard_draft_make(made, create_message(create), why);
+    return draft_make(made, create_message(create), why);
 }
 
 static void create_unmake(void *made)
 {
-    cairn_shard_draft_close(made);
+    draft_close(made);
 }
 
 static const struct cairn_arriving_kind create_kind = {

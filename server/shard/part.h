@@ -26,9 +26,7 @@ struct cairn_round_times {
 
 /* The action is about to be done. */
 void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_action *action);
-/* The pass of an UPDATE begins, and has ended. */
-void cairn_times_updating(struct cairn_shard_job *job);
-void cairn_times_updated(struct cairn_shard_job *job);
+
 /* The phases of the round that is being published, in microseconds: collect, until the last
  * contribution was there; fold and add up; update, which writes the published copy as well;
  * publish: waiting until nobody reads the copy that is written, and telling. */
@@ -134,20 +132,10 @@ void cairn_pass_switch(struct cairn_shard_job *job, struct cairn_pass_tables *ta
 
 /* Planes lie elsewhere than they did: none is under way. */
 void cairn_pass_divide(struct cairn_shard_job *job);
-/* Begins a pass over the trained chunks, then over all chunks, if each is wanted. One pass at a
- * time. */
-void cairn_pass_submit(struct cairn_shard_job *job, bool trained, bool all,
-                       const struct cairn_pass_kind *kind);
-/* The sums of all threads of the pass that ended, in both homes. */
-struct cairn_step_sums cairn_pass_sums(const struct cairn_shard_job *job);
 
 /* ---- of a run of a pass; any thread ---- */
-struct cairn_shard_job *cairn_pass_job(const struct cairn_run *run);
+
 #define CAIRN_PASS_NOT_TRAINED UINT32_MAX
-/* The core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED: the item is one of all chunks. */
-uint32_t cairn_pass_trained(const struct cairn_run *run, uint32_t item);
-/* The map's. */
-uint32_t cairn_pass_chunk(const struct cairn_run *run, uint32_t item);
 
 /* ==== park ==== */
 

@@ -46,6 +46,8 @@ struct cairn_pin {
 
 /* ---- the end ---- */
 
+static bool pace_is_free(const struct cairn_pace *pace, uint64_t now_us);
+
 static void pin_free(struct cairn_pin *pin)
 {
     struct cairn_pin **link = &pin->job->pins.list;
@@ -790,7 +792,7 @@ cairn_status cairn_pin_write(const struct cairn_pin_write *write, struct cairn_s
     w->of = write;
     w->job = write->staging->job;
     w->view = write->staging->view;
-    if (!cairn_pace_is_free(write->pace, uv_hrtime() / 1000))
+    if (!pace_is_free(write->pace, uv_hrtime() / 1000))
         cairn_staging_save_ahead(write->staging, write->pace);
     const cairn_status status = write->path != NULL ? write_files(w, why) : digest_all(w, why);
     for (struct plane_later *later; (later = w->later) != NULL; free(later)) w->later = later->next;
@@ -854,7 +856,8 @@ bool cairn_pace_presses(const struct cairn_pace *pace, uint64_t now_us)
            asked_rate(pace, now_us) > (double)atomic_load(&pace->rate);
 }
 
-bool cairn_pace_is_free(const struct cairn_pace *pace, uint64_t now_us)
+/* Nobody trains, or nobody minds. Any thread. */
+static bool pace_is_free(const struct cairn_pace *pace, uint64_t now_us)
 {
     return atomic_load(&pace->hurry) || is_idle(pace, now_us) || now_us >= pace->deadline_us;
 }
@@ -862,7 +865,7 @@ bool cairn_pace_is_free(const struct cairn_pace *pace, uint64_t now_us)
 uint64_t cairn_pace_rate(const struct cairn_pace *pace, uint64_t now_us)
 {
     const uint64_t rate = atomic_load(&pace->rate);
-    if (cairn_pace_is_free(pace, now_us)) return CAIRN_PACE_FREE;
+    if (pace_is_free(pace, now_us)) return CAIRN_PACE_FREE;
     const double asked = asked_rate(pace, now_us);
     return asked > (double)rate ? (uint64_t)asked : rate;
 }

@@ -11,17 +11,30 @@
 #include "server/shard/mutant.h"
 #include "server/shard/shard.h"
 
+static cairn_status copy_open(struct cairn_shard_job *job, uint32_t index,
+                              struct cairn_sentence *why);
+static void copy_close(const struct cairn_shard_job *job, struct cairn_published *copy);
+static bool shard_is_leased(const struct cairn_shard_job *job, struct cairn_version version);
+static bool copy_is_there(const struct cairn_published *copy);
+static struct cairn_published_head *copy_head(const struct cairn_published *copy);
+static cairn_status copy_follow(struct cairn_shard_job *job, struct cairn_published *copy,
+                                struct cairn_sentence *why);
+static uint32_t copy_sides(const struct cairn_published *copy);
+static uint64_t copy_bytes(const struct cairn_shard_job *job);
+static uint64_t copy_device_bytes(const struct cairn_published *copy);
+static uint32_t copy_count(const struct cairn_shard_job *job);
+
 cairn_status cairn_published_open(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
-    cairn_status status = cairn_copy_open(job, 0, why);
-    if (status == CAIRN_OK) status = cairn_copy_open(job, 1, why);
+    cairn_status status = copy_open(job, 0, why);
+    if (status == CAIRN_OK) status = copy_open(job, 1, why);
     return status;
 }
 
 void cairn_published_close(struct cairn_shard_job *job)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
-        cairn_copy_close(job, &job->versions.copies[i]);
+        copy_close(job, &job->versions.copies[i]);
 }
 
 /* The readable copy of the version whose layout is the last one before layout_end; NULL: none. */
@@ -104,7 +117,7 @@ void cairn_published_fill(struct cairn_works *works, const struct cairn_publishe
  * layout is kept. */
 static bool is_leased(const struct cairn_shard_job *job, const struct cairn_published *copy)
 {
-    return copy->readable && cairn_shard_is_leased(job, copy->version) &&
+    return copy->readable && shard_is_leased(job, copy->version) &&
            cairn_published_find(job, copy->version) == copy;
 }
 
@@ -112,8 +125,7 @@ static bool is_leased(const struct cairn_shard_job *job, const struct cairn_publ
 static bool is_spare(const struct cairn_shard_job *job, uint32_t index)
 {
     const struct cairn_published *copy = &job->versions.copies[index];
-    if (!cairn_copy_is_there(copy) || index == job->versions.newest ||
-        index == job->versions.writing)
+    if (!copy_is_there(copy) || index == job->versions.newest || index == job->versions.writing)
         return false;
     return !is_leased(job, copy);
 }
@@ -170,17 +182,17 @@ void cairn_published_begin(struct cairn_shard_job *job)
     copy->holds_params = holds_params(job, copy) && (copy->on_host || !on_host);
     copy->readable = false;
     copy->on_host = on_host;
-    cairn_published_write_begin(cairn_copy_head(copy));
+    cairn_published_write_begin(copy_head(copy));
 }
 
 cairn_status cairn_published_ready(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
-    return cairn_copy_follow(job, &job->versions.copies[job->versions.writing], why);
+    return copy_follow(job, &job->versions.copies[job->versions.writing], why);
 }
 
 static void is_written(struct cairn_published *copy, struct cairn_version version)
 {
-    cairn_published_write_end(cairn_copy_head(copy), version, cairn_copy_sides(copy));
+    cairn_published_write_end(copy_head(copy), version, copy_sides(copy));
     copy->version = version;
     copy->readable = true;
 }
@@ -233,12 +245,14 @@ static uint32_t leased_count(const struct cairn_shard_job *job)
     return count;
 }
 
-cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
-                                 struct cairn_sentence *why)
+/* One copy more, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: as many as can be are there;
+ * CAIRN_ERR_NO_MEMORY, with the numbers. */
+static cairn_status published_add(struct cairn_shard_job *job, const char *what,
+                                  struct cairn_sentence *why)
 {
-    const uint64_t bytes = cairn_copy_bytes(job);
+    const uint64_t bytes = copy_bytes(job);
     uint32_t index = 0;
-    while (index < CAIRN_SHARD_PUBLISHED_MAX && cairn_copy_is_there(&job->versions.copies[index]))
+    while (index < CAIRN_SHARD_PUBLISHED_MAX && copy_is_there(&job->versions.copies[index]))
         index++;
     if (index == CAIRN_SHARD_PUBLISHED_MAX)
         return cairn_fail(why, CAIRN_ERR_BUSY,
@@ -247,13 +261,13 @@ cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
                           CAIRN_LEASED_VERSIONS_MAX, job->spec.name);
     cairn_status status = cairn_shard_job_take(job, &job->memory.published, bytes, what, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_copy_open(job, index, why);
+    status = copy_open(job, index, why);
     if (status != CAIRN_OK) {
         cairn_shard_job_give(job, &job->memory.published, bytes);
         return status;
     }
     job->versions.leased_bytes += bytes;
-    job->memory.device += cairn_copy_device_bytes(&job->versions.copies[index]);
+    job->memory.device += copy_device_bytes(&job->versions.copies[index]);
     job->versions.copies[index].stale = true; // it has no frozen tensors yet
     return CAIRN_OK;
 }
@@ -262,8 +276,8 @@ cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
  * may differ from the present one: the last copy gives back whatever is left. */
 static void give_leased(struct cairn_shard_job *job)
 {
-    uint64_t bytes = cairn_copy_bytes(job);
-    const bool is_last = cairn_copy_count(job) <= CAIRN_COPIES_ALWAYS;
+    uint64_t bytes = copy_bytes(job);
+    const bool is_last = copy_count(job) <= CAIRN_COPIES_ALWAYS;
     if (is_last || bytes > job->versions.leased_bytes) bytes = job->versions.leased_bytes;
     job->versions.leased_bytes -= bytes;
     cairn_shard_job_give(job, &job->memory.published, bytes);
@@ -272,12 +286,12 @@ static void give_leased(struct cairn_shard_job *job)
 void cairn_published_trim(struct cairn_shard_job *job)
 {
     if (job->park.is_under_way) return; // it copies them; when it has ended
-    while (cairn_copy_count(job) > CAIRN_COPIES_ALWAYS + leased_count(job)) {
+    while (copy_count(job) > CAIRN_COPIES_ALWAYS + leased_count(job)) {
         const uint32_t index = oldest_spare(job);
         assert(index < CAIRN_SHARD_PUBLISHED_MAX); // of three that nobody leased, two are in use
         if (job->versions.copies[index].sends > 0) return; // when they end
-        job->memory.device -= cairn_copy_device_bytes(&job->versions.copies[index]);
-        cairn_copy_close(job, &job->versions.copies[index]);
+        job->memory.device -= copy_device_bytes(&job->versions.copies[index]);
+        copy_close(job, &job->versions.copies[index]);
         give_leased(job); // at once: the next lease takes them
     }
 }
@@ -300,7 +314,7 @@ void cairn_published_return(struct cairn_shard_job *job, const struct cairn_publ
 
 /* Leases on published versions: see read.h. */
 
-bool cairn_shard_is_leased(const struct cairn_shard_job *job, struct cairn_version version)
+static bool shard_is_leased(const struct cairn_shard_job *job, struct cairn_version version)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
         const struct cairn_shard_lease *lease = &job->versions.leases[i];
@@ -386,7 +400,7 @@ static cairn_status add_copy(struct cairn_shard_job *job, struct cairn_version w
     snprintf(what, sizeof what, "a lease of version %llu.%llu of job %s",
              (unsigned long long)wanted.generation, (unsigned long long)wanted.step,
              job->spec.name);
-    return cairn_published_add(job, what, why);
+    return published_add(job, what, why);
 }
 
 /* In the place of one of an earlier coordinator, if there is no other. */
@@ -405,7 +419,7 @@ static cairn_status begin_lease(struct cairn_shard_job *job, const Cairn__LeaseK
             why, CAIRN_ERR_BUSY,
             "%d leases of job %s are held already: end one, or wait for one to run out",
             CAIRN_SHARD_LEASES_MAX, job->spec.name);
-    if (!cairn_shard_is_leased(job, wanted)) status = add_copy(job, wanted, why);
+    if (!shard_is_leased(job, wanted)) status = add_copy(job, wanted, why);
     if (status != CAIRN_OK) return status;
     *lease = (struct cairn_shard_lease) { .number = message->lease, .version = wanted };
     *out = lease;
@@ -638,31 +652,33 @@ void cairn_replies_release(struct cairn_shard_job *job)
 
 static const struct cairn_published NO_COPY = { .head = { .base = NULL } };
 
-bool cairn_copy_is_there(const struct cairn_published *copy)
+static bool copy_is_there(const struct cairn_published *copy)
 {
     return copy->checksums != NULL;
 }
 
-uint64_t cairn_copy_device_bytes(const struct cairn_published *copy)
+/* The bytes of device memory that the copy takes. */
+static uint64_t copy_device_bytes(const struct cairn_published *copy)
 {
     return cairn_plane_units(copy->device.bytes);
 }
 
 /* The bytes of the budget that one more copy takes. */
-uint64_t cairn_copy_bytes(const struct cairn_shard_job *job)
+/* The bytes of the budget that one more copy takes. */
+static uint64_t copy_bytes(const struct cairn_shard_job *job)
 {
     return CAIRN_PUBLISHED_PAGE_BYTES + job->view->wire_bytes +
            (job->view->table.map.chunk_count + 1) * CHUNK_BYTES;
 }
 
-struct cairn_published_head *cairn_copy_head(const struct cairn_published *copy)
+static struct cairn_published_head *copy_head(const struct cairn_published *copy)
 {
     return (struct cairn_published_head *)copy->head.base;
 }
 
 static void show(const struct cairn_published *copy, struct cairn_member *member)
 {
-    if (!cairn_copy_is_there(copy) || member->peer == NULL) return;
+    if (!copy_is_there(copy) || member->peer == NULL) return;
     cairn_arena_show(&copy->head, member->peer);
     cairn_arena_show(&copy->wire, member->peer);
     cairn_arena_show(&copy->device, member->peer);
@@ -685,7 +701,7 @@ static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy
     all = all && cairn_arena_share(&copy->head, job->shard->fabric, &note);
     note.segment = 0;
     note.side = CAIRN_PUBLISHED_DEVICE;
-    cairn_published_set_copy(cairn_copy_head(copy), note.copy);
+    cairn_published_set_copy(copy_head(copy), note.copy);
     all = all && cairn_arena_share(&copy->device, job->shard->fabric, &note);
     if (!all) {
         cairn_arena_unshare(&copy->head, false);
@@ -788,11 +804,12 @@ static cairn_status open_device(struct cairn_shard_job *job, struct cairn_publis
                                    why);
 }
 
-uint32_t cairn_copy_count(const struct cairn_shard_job *job)
+/* How many are there. */
+static uint32_t copy_count(const struct cairn_shard_job *job)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
-        count += cairn_copy_is_there(&job->versions.copies[i]);
+        count += copy_is_there(&job->versions.copies[i]);
     return count;
 }
 
@@ -835,8 +852,9 @@ static cairn_status open_chunks(const struct cairn_shard_job *job, struct cairn_
     return CAIRN_OK;
 }
 
-cairn_status cairn_copy_open(struct cairn_shard_job *job, uint32_t index,
-                             struct cairn_sentence *why)
+/* In the job's view. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: there is none. */
+static cairn_status copy_open(struct cairn_shard_job *job, uint32_t index,
+                              struct cairn_sentence *why)
 {
     struct cairn_published *copy = &job->versions.copies[index];
     const uint64_t wire_bytes = job->view->wire_bytes;
@@ -847,10 +865,9 @@ cairn_status cairn_copy_open(struct cairn_shard_job *job, uint32_t index,
     status = open_head(job, copy, why);
     if (status == CAIRN_OK) status = size_wire(job, copy, why);
     if (status == CAIRN_OK && !job->planes.parked && !job->park.is_under_way)
-        status = open_side(job, copy, cairn_copy_count(job), wire_bytes, why);
+        status = open_side(job, copy, copy_count(job), wire_bytes, why);
     if (status == CAIRN_OK) {
-        cairn_published_head_init(cairn_copy_head(copy), &copy->view->table.map, job->number,
-                                  wire_bytes);
+        cairn_published_head_init(copy_head(copy), &copy->view->table.map, job->number, wire_bytes);
         share_copy(job, copy);
         return CAIRN_OK;
     }
@@ -863,11 +880,11 @@ cairn_status cairn_copy_open(struct cairn_shard_job *job, uint32_t index,
     return status;
 }
 
-void cairn_copy_close(const struct cairn_shard_job *job, struct cairn_published *copy)
+static void copy_close(const struct cairn_shard_job *job, struct cairn_published *copy)
 {
-    if (!cairn_copy_is_there(copy)) return;
+    if (!copy_is_there(copy)) return;
     // Whoever has it mapped sees that it is no version any more.
-    if (copy->head.base != NULL) cairn_published_write_begin(cairn_copy_head(copy));
+    if (copy->head.base != NULL) cairn_published_write_begin(copy_head(copy));
     cairn_release(job->shard, &copy->head);
     cairn_release(job->shard, &copy->wire);
     cairn_release(job->shard, &copy->device);
@@ -882,7 +899,7 @@ static cairn_status follow_device(struct cairn_shard_job *job, struct cairn_publ
                                   struct cairn_sentence *why)
 {
     if (job->planes.parked) return CAIRN_OK;
-    job->memory.device -= cairn_copy_device_bytes(copy);
+    job->memory.device -= copy_device_bytes(copy);
     cairn_arena_unshare(&copy->device, false);
     cairn_arena_close(&copy->device);
     const uint64_t bytes = job->view->wire_bytes;
@@ -890,13 +907,16 @@ static cairn_status follow_device(struct cairn_shard_job *job, struct cairn_publ
         const cairn_status status = open_device(job, copy, bytes, why);
         if (status != CAIRN_OK && status != CAIRN_ERR_NO_MEMORY) return status;
     }
-    job->memory.device += cairn_copy_device_bytes(copy);
+    job->memory.device += copy_device_bytes(copy);
     copy->on_host = copy->on_host || copy->device.base == NULL;
     return CAIRN_OK;
 }
 
-cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_published *copy,
-                               struct cairn_sentence *why)
+/* Prepares a copy to be written in the job's view. It keeps its memory, except what it has too
+ * much, and gets what it lacks; it is shown anew, under another number, and its old contents are
+ * gone. Nothing of it is being sent. CAIRN_ERR_NO_MEMORY: it may be closed. */
+static cairn_status copy_follow(struct cairn_shard_job *job, struct cairn_published *copy,
+                                struct cairn_sentence *why)
 {
     if (copy->view == job->view) {
         copy->settled++;
@@ -907,7 +927,7 @@ cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_publish
     copy->readable = copy->holds_params = false;
     copy->stale = true;
     // Whoever has it mapped keeps the old head, which says for good that it is no version.
-    cairn_published_write_begin(cairn_copy_head(copy));
+    cairn_published_write_begin(copy_head(copy));
     cairn_arena_unshare(&copy->head, false);
     cairn_arena_unshare(&copy->wire, false);
     cairn_arena_close(&copy->head);
@@ -917,13 +937,14 @@ cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_publish
     if (status != CAIRN_OK) return status;
     cairn_shard_view_unref(copy->view);
     copy->view = cairn_shard_view_ref(job->view);
-    cairn_published_head_init(cairn_copy_head(copy), &copy->view->table.map, job->number,
+    cairn_published_head_init(copy_head(copy), &copy->view->table.map, job->number,
                               copy->view->wire_bytes);
     share_copy(job, copy);
     return CAIRN_OK;
 }
 
-uint32_t cairn_copy_sides(const struct cairn_published *copy)
+/* Bits of enum cairn_published_side. */
+static uint32_t copy_sides(const struct cairn_published *copy)
 {
     return (copy->on_host ? CAIRN_PUBLISHED_HOST : 0u) |
            (copy->device.base != NULL ? CAIRN_PUBLISHED_DEVICE : 0u);
@@ -953,10 +974,10 @@ uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool al
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
         const struct cairn_published *copy = &job->versions.copies[i];
-        count += cairn_copy_is_there(copy);
+        count += copy_is_there(copy);
         if (!all)
-            bytes += cairn_copy_device_bytes(copy);
-        else if (cairn_copy_is_there(copy) && count <= CAIRN_COPIES_ALWAYS && has_device_side(job))
+            bytes += copy_device_bytes(copy);
+        else if (copy_is_there(copy) && count <= CAIRN_COPIES_ALWAYS && has_device_side(job))
             bytes += cairn_plane_units(copy->wire.bytes);
     }
     return bytes;
@@ -968,8 +989,7 @@ cairn_status cairn_published_open_device(struct cairn_shard_job *job, struct cai
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX && status == CAIRN_OK; i++) {
         struct cairn_published *copy = &job->versions.copies[i];
-        if (cairn_copy_is_there(copy))
-            status = open_side(job, copy, ++count, copy->wire.bytes, why);
+        if (copy_is_there(copy)) status = open_side(job, copy, ++count, copy->wire.bytes, why);
     }
     return status;
 }
@@ -977,7 +997,7 @@ cairn_status cairn_published_open_device(struct cairn_shard_job *job, struct cai
 /* Whoever has a side mapped keeps that, and what was read of it; nobody begins to read one that is gone. */
 static void tell_sides(const struct cairn_published *copy)
 {
-    if (copy->readable) cairn_published_set_sides(cairn_copy_head(copy), cairn_copy_sides(copy));
+    if (copy->readable) cairn_published_set_sides(copy_head(copy), copy_sides(copy));
 }
 
 void cairn_published_park(struct cairn_shard_job *job)

@@ -9,6 +9,13 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
+static cairn_status write_judge(const struct cairn_member *member,
+                                const struct cairn_chunk_header *header, struct cairn_put *out,
+                                struct cairn_sentence *why);
+static cairn_status write_take(struct cairn_shard_job *job, const struct cairn_put *put,
+                               const uint8_t *bytes, struct cairn_sentence *why);
+static bool write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header);
+
 static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
                    cairn_status status, const struct cairn_sentence *why)
 {
@@ -16,9 +23,11 @@ static void refuse(struct cairn_member *member, const struct cairn_chunk_header 
     cairn_member_refuse(member, header, status);
 }
 
-cairn_status cairn_put_judge_chunk(const struct cairn_shard_job *job,
-                                   const struct cairn_chunk_header *header, struct cairn_put *out,
-                                   struct cairn_sentence *why)
+/* The chunk that a PUT names: chunk and place of *out are set. CAIRN_ERR_MALFORMED: it is not one of
+ * here. */
+static cairn_status put_judge_chunk(const struct cairn_shard_job *job,
+                                    const struct cairn_chunk_header *header, struct cairn_put *out,
+                                    struct cairn_sentence *why)
 {
     if (cairn_shard_map_chunk_number(&job->view->table.map, header->tensor, header->first_leaf,
                                      header->leaf_count, &out->chunk) != CAIRN_OK) {
@@ -30,13 +39,15 @@ cairn_status cairn_put_judge_chunk(const struct cairn_shard_job *job,
     return CAIRN_OK;
 }
 
-cairn_dtype cairn_put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put)
+/* The dtype that a PUT's plane must have. */
+static cairn_dtype put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put)
 {
     return job->view->forms[job->view->table.extent_of[put->chunk]].master;
 }
 
-cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
-                                     const struct cairn_put *put, struct cairn_sentence *why)
+/* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in the header's dtype. */
+static cairn_status put_judge_payload(const struct cairn_chunk_header *header,
+                                      const struct cairn_put *put, struct cairn_sentence *why)
 {
     const uint64_t bytes = put->piece.count * cairn_dtype_bytes(header->dtype);
     if (header->payload_bytes == bytes) return CAIRN_OK;
@@ -45,13 +56,14 @@ cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
                       (unsigned long long)bytes);
 }
 
-cairn_status cairn_put_judge_plane(const struct cairn_shard_job *job,
-                                   const struct cairn_chunk_header *header,
-                                   const struct cairn_put *put, struct cairn_sentence *why)
+/* The plane is one of state, as the chunk of `put` keeps it. CAIRN_ERR_MALFORMED, CAIRN_ERR_NOT_FOUND. */
+static cairn_status put_judge_plane(const struct cairn_shard_job *job,
+                                    const struct cairn_chunk_header *header,
+                                    const struct cairn_put *put, struct cairn_sentence *why)
 {
     const char *name = job->spec.tensors[header->tensor].name;
     const struct cairn_form *form = &job->view->forms[job->view->table.extent_of[put->chunk]];
-    const cairn_dtype dtype = cairn_put_dtype(job, put);
+    const cairn_dtype dtype = put_dtype(job, put);
     if (!cairn_plane_is_state(header->plane) || header->dtype != dtype)
         return cairn_fail(
             why, CAIRN_ERR_MALFORMED, "tensor %s, plane %u in %s: param and moments are put, in %s",
@@ -78,7 +90,7 @@ static cairn_status judge_put(const struct cairn_member *member,
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "its state is being read or made");
     }
     if (job->state == CAIRN_JOB_SERVING && header->round != 0)
-        return cairn_write_judge(member, header, out, why);
+        return write_judge(member, header, out, why);
     if (job->state == CAIRN_JOB_SERVING)
         return cairn_fail(why, CAIRN_ERR_EXISTS,
                           "its initial state is complete here, with other values");
@@ -87,9 +99,9 @@ static cairn_status judge_put(const struct cairn_member *member,
     }
     if (header->tile == CAIRN_TILE_BOX)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "a box of an initial state");
-    cairn_status status = cairn_put_judge_chunk(job, header, out, why);
+    cairn_status status = put_judge_chunk(job, header, out, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_put_judge_plane(job, header, out, why);
+    status = put_judge_plane(job, header, out, why);
     if (status != CAIRN_OK) return status;
     if (header->plane != CAIRN_PLANE_PARAM && header->tile != CAIRN_TILE_WHOLE)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "a part of moments of an initial state");
@@ -102,7 +114,7 @@ static cairn_status judge_put(const struct cairn_member *member,
                           job->spec.tensors[header->tensor].name);
     }
     status = cairn_tiles_piece(member, header, &out->place, &out->piece, why);
-    return status == CAIRN_OK ? cairn_put_judge_payload(header, out, why) : status;
+    return status == CAIRN_OK ? put_judge_payload(header, out, why) : status;
 }
 
 static uint8_t *buffer_of(const struct cairn_shard_job *job, const struct cairn_put *put)
@@ -120,7 +132,8 @@ static void close_buffers(struct cairn_shard_job *job)
     cairn_release(job->shard, &job->puts.arena);
 }
 
-cairn_status cairn_put_open_buffers(struct cairn_shard_job *job, struct cairn_sentence *why)
+/* A write is open: they are needed again. CAIRN_ERR_NO_MEMORY. */
+static cairn_status put_open_buffers(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
     if (job->puts.arena.base != NULL) return CAIRN_OK; // counted since the job was made
     return cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
@@ -190,8 +203,8 @@ static bool is_sealed_alike(const struct cairn_member *member,
     if (job->state != CAIRN_JOB_SERVING || header->round != 0 ||
         cairn_step_version(job->collector.step).step != job->base_step ||
         header->tile != CAIRN_TILE_WHOLE || !may_put(member, header->plane) ||
-        cairn_put_judge_chunk(job, header, &put, NULL) != CAIRN_OK ||
-        cairn_put_judge_plane(job, header, &put, NULL) != CAIRN_OK)
+        put_judge_chunk(job, header, &put, NULL) != CAIRN_OK ||
+        put_judge_plane(job, header, &put, NULL) != CAIRN_OK)
         return false;
     const size_t bytes = (size_t)put.place.elem_count * cairn_dtype_bytes(header->dtype);
     if (header->payload_bytes != bytes) return false;
@@ -209,7 +222,7 @@ static cairn_status keep(struct cairn_put *put, struct cairn_sentence *why)
     struct cairn_shard_job *job = put->job;
     struct cairn_works *works = cairn_compute_loop(job->compute);
     const uint8_t *bytes = buffer_of(job, put);
-    if (job->state == CAIRN_JOB_SERVING) return cairn_write_take(job, put, bytes, why);
+    if (job->state == CAIRN_JOB_SERVING) return write_take(job, put, bytes, why);
     if (put->piece.count == put->place.elem_count) {
         cairn_works_copy(works, state_of(job, put), bytes, (size_t)put->header.payload_bytes);
         note_put(job, put);
@@ -227,7 +240,7 @@ static void take(struct cairn_put *put, struct cairn_member *member)
     struct cairn_shard_job *job = put->job;
     struct cairn_sentence why;
     const size_t bytes = (size_t)put->header.payload_bytes;
-    if (job->state != CAIRN_JOB_INITIALIZING && !cairn_write_is(job, &put->header)) {
+    if (job->state != CAIRN_JOB_INITIALIZING && !write_is(job, &put->header)) {
         cairn_sentence_set(&why, "its initial state is complete, or the write is over");
         refuse(member, &put->header, CAIRN_ERR_STALE, &why);
         return;
@@ -359,7 +372,7 @@ void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t memb
     const size_t count = (size_t)job->view->table.map.chunk_count * CAIRN_PLANE_COUNT;
     const size_t bytes = sizeof(struct cairn_write) + count * sizeof(uint8_t *);
     cairn_write_close(job);
-    cairn_status status = cairn_put_open_buffers(job, &why);
+    cairn_status status = put_open_buffers(job, &why);
     if (status == CAIRN_OK)
         status = cairn_shard_job_take(job, &job->memory.staging, bytes, "a write", &why);
     if (status != CAIRN_OK) {
@@ -377,12 +390,14 @@ void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t memb
     job->puts.write = write;
 }
 
-cairn_status cairn_write_judge(const struct cairn_member *member,
-                               const struct cairn_chunk_header *header, struct cairn_put *out,
-                               struct cairn_sentence *why)
+/* A PUT of a job that serves, judged without side effects; chunk and place of *out are set, and its piece
+ * unless a box in the payload says that. */
+static cairn_status write_judge(const struct cairn_member *member,
+                                const struct cairn_chunk_header *header, struct cairn_put *out,
+                                struct cairn_sentence *why)
 {
     const struct cairn_shard_job *job = member->job;
-    const bool open = cairn_write_is(job, header) &&
+    const bool open = write_is(job, header) &&
                       cairn_step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING;
     // The writer may hear of its write before this shard does: it asks again.
     if (!open && header->round > cairn_step_round_seen(job->collector.step))
@@ -391,16 +406,17 @@ cairn_status cairn_write_judge(const struct cairn_member *member,
     // A chunk of which a box is put begins as the state is, and that state is not here yet.
     if (header->tile == CAIRN_TILE_BOX && job->move.now != NULL && job->move.now->take != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
-    cairn_status status = cairn_put_judge_chunk(job, header, out, why);
+    cairn_status status = put_judge_chunk(job, header, out, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_put_judge_plane(job, header, out, why);
+    status = put_judge_plane(job, header, out, why);
     if (status != CAIRN_OK) return status;
     out->piece = (struct cairn_piece) { .count = out->place.elem_count };
     if (header->tile == CAIRN_TILE_BOX) return CAIRN_OK; // the box says how long it is
-    return cairn_put_judge_payload(header, out, why);
+    return put_judge_payload(header, out, why);
 }
 
-bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header)
+/* It is of the write that is open. */
+static bool write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header)
 {
     return job->puts.write != NULL && job->puts.write->round == header->round &&
            job->puts.write->member == header->member;
@@ -495,8 +511,9 @@ static cairn_status take_box(struct cairn_shard_job *job, const struct cairn_put
     return CAIRN_OK;
 }
 
-cairn_status cairn_write_take(struct cairn_shard_job *job, const struct cairn_put *put,
-                              const uint8_t *bytes, struct cairn_sentence *why)
+/* Keeps a chunk, or a box of it, beside the state. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_MALFORMED. */
+static cairn_status write_take(struct cairn_shard_job *job, const struct cairn_put *put,
+                               const uint8_t *bytes, struct cairn_sentence *why)
 {
     uint8_t *staged;
     if (put->header.tile == CAIRN_TILE_BOX) return take_box(job, put, bytes, why);

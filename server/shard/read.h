@@ -35,7 +35,6 @@ struct cairn_shard_lease {
     uint64_t coordinator; /* the incarnation that said so last */
 };
 
-bool cairn_shard_is_leased(const struct cairn_shard_job *job, struct cairn_version version);
 /* Keeps a version, or goes on keeping it. CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NOT_READY, CAIRN_ERR_BUSY (as
  * many as can be are kept), CAIRN_ERR_NO_MEMORY (with the numbers): as before. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job,
@@ -180,10 +179,6 @@ void cairn_published_forget_params(struct cairn_shard_job *job);
 void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
                          bool frozen_changed);
 
-/* One copy more, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: as many as can be are there;
- * CAIRN_ERR_NO_MEMORY, with the numbers. */
-CAIRN_MUST_CHECK cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
-                                                  struct cairn_sentence *why);
 /* Copies beyond two and one a leased version go, the oldest first. */
 void cairn_published_trim(struct cairn_shard_job *job);
 
@@ -254,27 +249,6 @@ void cairn_replies_release(struct cairn_shard_job *job);
 
 #define CAIRN_COPIES_ALWAYS 2 /* of every job; the others are for leases */
 
-bool cairn_copy_is_there(const struct cairn_published *copy);
-/* How many are there. */
-uint32_t cairn_copy_count(const struct cairn_shard_job *job);
-/* The bytes of the budget that one more copy takes. */
-uint64_t cairn_copy_bytes(const struct cairn_shard_job *job);
-/* The bytes of device memory that the copy takes. */
-uint64_t cairn_copy_device_bytes(const struct cairn_published *copy);
-struct cairn_published_head *cairn_copy_head(const struct cairn_published *copy);
-/* Bits of enum cairn_published_side. */
-uint32_t cairn_copy_sides(const struct cairn_published *copy);
-/* In the job's view. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: there is none. */
-CAIRN_MUST_CHECK cairn_status cairn_copy_open(struct cairn_shard_job *job, uint32_t index,
-                                              struct cairn_sentence *why);
-void cairn_copy_close(const struct cairn_shard_job *job, struct cairn_published *copy);
-/* Prepares a copy to be written in the job's view. It keeps its memory, except what it has too
- * much, and gets what it lacks; it is shown anew, under another number, and its old contents are
- * gone. Nothing of it is being sent. CAIRN_ERR_NO_MEMORY: it may be closed. */
-CAIRN_MUST_CHECK cairn_status cairn_copy_follow(struct cairn_shard_job *job,
-                                                struct cairn_published *copy,
-                                                struct cairn_sentence *why);
-
 /* ==== bring ==== */
 
 /* Chunks of a version that lies on a card come to its copy's side in host memory as they are asked for.
@@ -296,12 +270,9 @@ struct cairn_reply;
 /* Whether a chunk of a copy is in host memory. */
 enum cairn_brought { CAIRN_BROUGHT_NOT, CAIRN_BROUGHT_COMING, CAIRN_BROUGHT };
 
-/* The copy has the chunk in host memory. */
-bool cairn_bring_has(const struct cairn_published *copy, uint64_t chunk);
 /* Some are on their way. */
 bool cairn_bring_works(const struct cairn_shard_job *job);
-/* The chunk, which is not there, is brought, unless it is on its way: cairn_fetch_brought follows. */
-void cairn_bring(struct cairn_reply *reply, const struct cairn_published *copy, uint64_t chunk);
+
 /* The threads have ended: drops what was on its way; no cairn_fetch_brought follows. */
 void cairn_bring_drop(struct cairn_shard_job *job);
 
@@ -317,7 +288,5 @@ bool cairn_fetch_is_here(const struct cairn_member *member,
                          const struct cairn_chunk_header *header);
 /* An UPDATE has ended, or a job is where it is to be (part.h): answers what was deferred. */
 void cairn_fetch_deferred(struct cairn_shard_job *job);
-/* The chunk that it waited for is in host memory (read.h); not OK: it is not. */
-void cairn_fetch_brought(struct cairn_reply *reply, cairn_status status);
 
 #endif

@@ -16,6 +16,20 @@
 
 /* ---- one in use ---- */
 
+static void relay_owner_close(struct cairn_relay_owner *owner);
+static void relay_sums_close(struct cairn_relay *relay);
+static void relay_sums_void(struct cairn_relay *relay);
+static cairn_status relay_owner_open(struct cairn_relay *relay, struct cairn_relay_owner *owner,
+                                     const Cairn__ShardInfo *info, struct cairn_sentence *why);
+static cairn_status relay_sums_open(struct cairn_relay *relay, struct cairn_sentence *why);
+static void relay_link_on_hello(struct cairn_relay_owner *owner,
+                                const struct cairn_chunk_header *header);
+static void relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
+static void relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
+static bool relay_link_waits(const struct cairn_relay_owner *owner);
+static void relay_link_open(struct cairn_relay_owner *owner);
+static struct cairn_relay_owner *relay_owner_of(const struct cairn_collector *collector);
+
 struct cairn_relay *cairn_relay_of(const struct cairn_shard_job *job)
 {
     return job->relays != NULL && !job->relays->leaving ? job->relays : NULL;
@@ -29,8 +43,8 @@ struct cairn_relay_owner *cairn_relay_owner_find(struct cairn_relay *relay, uint
                                                                          : NULL;
 }
 
-struct cairn_relay_owner *cairn_relay_owner_of_chunk(struct cairn_relay *relay, uint32_t tensor,
-                                                     uint64_t first_leaf)
+static struct cairn_relay_owner *relay_owner_of_chunk(struct cairn_relay *relay, uint32_t tensor,
+                                                      uint64_t first_leaf)
 {
     const struct cairn_shard_job *job = relay->job;
     if (tensor >= job->spec.tensor_count || job->spec.tensors[tensor].kind != CAIRN_TRAINED)
@@ -50,9 +64,9 @@ static void relay_free(struct cairn_relay *relay)
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         if (relay->owners[i].relay == NULL) continue; // it was not opened
         cairn_relay_link_close(&relay->owners[i]);
-        cairn_relay_owner_close(&relay->owners[i]);
+        relay_owner_close(&relay->owners[i]);
     }
-    cairn_relay_sums_close(relay);
+    relay_sums_close(relay);
     free(relay->owners);
     free(relay->members);
     cairn_shard_view_unref(relay->view);
@@ -86,7 +100,7 @@ static void leave(struct cairn_relay *relay)
         cairn_relay_forward_end(owner);
         cairn_relay_link_close(owner);
     }
-    cairn_relay_sums_void(relay);
+    relay_sums_void(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++)
         cairn_collector_leave(&relay->owners[i].collector);
     cairn_relay_fetch_close(relay);
@@ -135,8 +149,8 @@ static cairn_status fill(struct cairn_relay *relay, const Cairn__RelaySet *messa
     relay->owner_count = (uint32_t)message->n_owners;
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; status == CAIRN_OK && i < relay->owner_count; i++)
-        status = cairn_relay_owner_open(relay, &relay->owners[i], message->owners[i], why);
-    if (status == CAIRN_OK) status = cairn_relay_sums_open(relay, why);
+        status = relay_owner_open(relay, &relay->owners[i], message->owners[i], why);
+    if (status == CAIRN_OK) status = relay_sums_open(relay, why);
     return status == CAIRN_OK ? cairn_relay_fetch_open(relay, why) : status;
 }
 
@@ -202,7 +216,7 @@ void cairn_relay_on_fence(struct cairn_shard_job *job, uint64_t epoch)
             &relay->owners[i].collector,
             &(struct cairn_step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
     }
-    cairn_relay_sums_void(relay);
+    relay_sums_void(relay);
     cairn_relay_idle(relay);
 }
 
@@ -291,7 +305,7 @@ static void take(struct cairn_relay_owner *owner, const struct cairn_chunk_heade
     if (!cairn_chunk_link_heard(&owner->link)) {
         // what it says is of a connection that is lost
     } else if (header->kind == CAIRN_CHUNK_HELLO) {
-        cairn_relay_link_on_hello(owner, header);
+        relay_link_on_hello(owner, header);
     } else if (of_fetch && header->kind != CAIRN_CHUNK_GRANT) {
         cairn_relay_fetch_on_answer(owner, header, message);
         return;
@@ -345,9 +359,9 @@ static bool tick_relay(struct cairn_relay *relay, uint64_t now_ms)
     cairn_relay_sums_advance(relay); // the shard's budget may have room again
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         struct cairn_relay_owner *owner = &relay->owners[i];
-        cairn_relay_link_tick(owner, now_ms);
-        cairn_relay_sums_tick(owner, now_ms);
-        waits = waits || owner->link.peer == NULL || cairn_relay_link_waits(owner) ||
+        relay_link_tick(owner, now_ms);
+        relay_sums_tick(owner, now_ms);
+        waits = waits || owner->link.peer == NULL || relay_link_waits(owner) ||
                 owner->buffers.waiting != NULL;
     }
     return waits;
@@ -393,11 +407,11 @@ static cairn_status make_tables(struct cairn_relay_owner *owner)
     return owner->buffers.sums != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-cairn_status cairn_relay_owner_open(struct cairn_relay *relay, struct cairn_relay_owner *owner,
-                                    const Cairn__ShardInfo *info, struct cairn_sentence *why)
+static cairn_status relay_owner_open(struct cairn_relay *relay, struct cairn_relay_owner *owner,
+                                     const Cairn__ShardInfo *info, struct cairn_sentence *why)
 {
     owner->relay = relay;
-    cairn_relay_link_open(owner);
+    relay_link_open(owner);
     owner->index = info->index;
     snprintf(owner->name, sizeof owner->name, "%s", info->name);
     if (info->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
@@ -415,7 +429,7 @@ cairn_status cairn_relay_owner_open(struct cairn_relay *relay, struct cairn_rela
     return status == CAIRN_OK ? CAIRN_OK : fail_memory(owner, why);
 }
 
-void cairn_relay_owner_close(struct cairn_relay_owner *owner)
+static void relay_owner_close(struct cairn_relay_owner *owner)
 {
     cairn_collector_close(&owner->collector);
     cairn_relay_forward_close(owner);
@@ -472,9 +486,9 @@ static bool touch_another(struct cairn_buffer_pool *pool)
 
 /* ---- folds ---- */
 
-bool cairn_relay_fold(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works)
+static bool relay_fold(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works)
 {
-    const struct cairn_relay_owner *owner = cairn_relay_owner_of(fold->collector);
+    const struct cairn_relay_owner *owner = relay_owner_of(fold->collector);
     const struct cairn_chunk_place place = cairn_chunk_table_place(&owner->table, fold->chunk);
     (void)stage;
     cairn_works_fold(works, cairn_relay_buffer_at(owner->relay, fold->claim.buffer), fold->sources,
@@ -482,15 +496,16 @@ bool cairn_relay_fold(const struct cairn_fold *fold, uint32_t stage, struct cair
     return false;
 }
 
-void cairn_relay_fold_done(struct cairn_fold *fold)
+static void relay_fold_done(struct cairn_fold *fold)
 {
-    cairn_buffer_pool_return(&cairn_relay_owner_of(fold->collector)->relay->sums.pool,
+    cairn_buffer_pool_return(&relay_owner_of(fold->collector)->relay->sums.pool,
                              fold->claim.buffer);
 }
 
-bool cairn_relay_fold_place(struct cairn_fold *fold)
+/* Hands of the owners' collectors. */
+static bool relay_fold_place(struct cairn_fold *fold)
 {
-    struct cairn_relay_owner *owner = cairn_relay_owner_of(fold->collector);
+    struct cairn_relay_owner *owner = relay_owner_of(fold->collector);
     struct cairn_relay *relay = owner->relay;
     fold->claim = (struct cairn_buffer_claim) { .owner = &owner->buffers,
                                                 .chunk = fold->chunk,
@@ -515,7 +530,8 @@ void cairn_relay_sums_advance(struct cairn_relay *relay)
     for_folds(cairn_buffer_pool_advance(&relay->sums.pool), cairn_fold_submit);
 }
 
-void cairn_relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
+/* Gives the relay up if only room would let the owner's folds go on, and there has been none for long. */
+static void relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
     struct cairn_relay *relay = owner->relay;
     const bool may_receive = cairn_step_may_receive(owner->collector.step);
@@ -527,7 +543,7 @@ void cairn_relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
                             owner->name, relay->job->shard->name);
 }
 
-void cairn_relay_sums_void(struct cairn_relay *relay)
+static void relay_sums_void(struct cairn_relay *relay)
 {
     for_folds(cairn_buffer_pool_void(&relay->sums.pool), cairn_fold_drop);
 }
@@ -561,7 +577,7 @@ static cairn_status open_pool(struct cairn_relay *relay, struct cairn_sentence *
     return CAIRN_OK;
 }
 
-cairn_status cairn_relay_sums_open(struct cairn_relay *relay, struct cairn_sentence *why)
+static cairn_status relay_sums_open(struct cairn_relay *relay, struct cairn_sentence *why)
 {
     struct cairn_shard_job *job = relay->job;
     struct cairn_relay_sums *sums = &relay->sums;
@@ -582,7 +598,7 @@ cairn_status cairn_relay_sums_open(struct cairn_relay *relay, struct cairn_sente
     return CAIRN_OK;
 }
 
-void cairn_relay_sums_close(struct cairn_relay *relay)
+static void relay_sums_close(struct cairn_relay *relay)
 {
     struct cairn_shard_job *job = relay->job;
     struct cairn_relay_sums *sums = &relay->sums;
@@ -618,14 +634,14 @@ static void sign(const struct cairn_chunk_link *link, struct cairn_chunk_header 
     if (header->kind == CAIRN_CHUNK_HELLO) header->value = 1; // a relay
 }
 
-bool cairn_relay_link_waits(const struct cairn_relay_owner *owner)
+static bool relay_link_waits(const struct cairn_relay_owner *owner)
 {
     return cairn_pusher_waits(&owner->forward.pusher, 0) || cairn_relay_fetch_waits(owner);
 }
 
 static bool waits(const struct cairn_chunk_link *link)
 {
-    return cairn_relay_link_waits(owner_of(link));
+    return relay_link_waits(owner_of(link));
 }
 
 static void lost(struct cairn_chunk_link *link)
@@ -673,7 +689,7 @@ static const struct cairn_chunk_link_hands hands = {
     .loan_back = loan_back,
 };
 
-void cairn_relay_link_open(struct cairn_relay_owner *owner)
+static void relay_link_open(struct cairn_relay_owner *owner)
 {
     owner->link.hands = &hands;
 }
@@ -696,7 +712,8 @@ static void judge_silence(struct cairn_relay_owner *owner, uint64_t now_ms)
                         shard_of(owner)->name);
 }
 
-void cairn_relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
+/* Connects, retries, breaks a silence; tells relay_cache.c and relay_cache.c of a loss. */
+static void relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
     if (owner->link.peer != NULL) cairn_relay_fetch_tick(owner);
     cairn_chunk_link_tick(&owner->link, owner->relay->leaving ? NULL : shard_of(owner)->fabric,
@@ -704,8 +721,9 @@ void cairn_relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
     judge_silence(owner, now_ms);
 }
 
-void cairn_relay_link_on_hello(struct cairn_relay_owner *owner,
-                               const struct cairn_chunk_header *header)
+/* A HELLO that was judged to be from that owner. */
+static void relay_link_on_hello(struct cairn_relay_owner *owner,
+                                const struct cairn_chunk_header *header)
 {
     if (cairn_chunk_link_on_hello(&owner->link, header->request)) cairn_relay_fetch_lost(owner);
     cairn_pusher_on_hello(&owner->forward.pusher, 0, header->request);
@@ -773,8 +791,8 @@ static void on_push(struct cairn_relay *relay, struct cairn_member *member,
     struct cairn_sentence why;
     struct cairn_piece piece;
     uint32_t chunk = 0;
-    struct cairn_relay_owner *owner = cairn_relay_owner_of_chunk(relay, header->tensor,
-                                                                 header->first_leaf);
+    struct cairn_relay_owner *owner = relay_owner_of_chunk(relay, header->tensor,
+                                                           header->first_leaf);
     cairn_status status = CAIRN_ERR_MALFORMED;
     if (owner == NULL)
         cairn_sentence_set(&why, "tensor %u, leaf %llu is of no shard that is relayed to",
@@ -865,7 +883,7 @@ bool cairn_relay_on_push(struct cairn_member *member, const struct cairn_chunk_h
 
 /* ---- hands ---- */
 
-struct cairn_relay_owner *cairn_relay_owner_of(const struct cairn_collector *collector)
+static struct cairn_relay_owner *relay_owner_of(const struct cairn_collector *collector)
 {
     return (struct cairn_relay_owner *)((char *)collector -
                                         offsetof(struct cairn_relay_owner, collector));
@@ -874,13 +892,13 @@ struct cairn_relay_owner *cairn_relay_owner_of(const struct cairn_collector *col
 static bool takes_events(const struct cairn_collector *collector)
 {
     const struct cairn_shard_job *job = collector->job;
-    return !cairn_relay_owner_of(collector)->relay->leaving && job->state != CAIRN_JOB_FAULTED &&
+    return !relay_owner_of(collector)->relay->leaving && job->state != CAIRN_JOB_FAULTED &&
            job->state != CAIRN_JOB_LEAVING && !job->shard->closing;
 }
 
 static void act(struct cairn_collector *collector, const struct cairn_step_action *action)
 {
-    struct cairn_relay_owner *owner = cairn_relay_owner_of(collector);
+    struct cairn_relay_owner *owner = relay_owner_of(collector);
     switch (action->kind) {
     case CAIRN_STEP_FORWARD: cairn_relay_forward_chunk(owner, action->chunk, action->micro); break;
     case CAIRN_STEP_FORWARD_END: cairn_relay_forward_micro_end(owner, action->micro); break;
@@ -899,8 +917,8 @@ static void send_for_owner(const struct cairn_collector *collector, struct cairn
                            struct cairn_chunk_header *header)
 {
     if (header->kind == CAIRN_CHUNK_GRANT)
-        header->tensor = 1 + cairn_relay_owner_of(collector)->relay->shard;
-    cairn_member_send_for(member, header, cairn_relay_owner_of(collector)->index);
+        header->tensor = 1 + relay_owner_of(collector)->relay->shard;
+    cairn_member_send_for(member, header, relay_owner_of(collector)->index);
 }
 
 static cairn_status judge_piece(const struct cairn_collector *collector,
@@ -920,7 +938,7 @@ static cairn_status judge_piece(const struct cairn_collector *collector,
 
 static void *slot_memory(struct cairn_collector *collector, uint32_t slot)
 {
-    struct cairn_relay *relay = cairn_relay_owner_of(collector)->relay;
+    struct cairn_relay *relay = relay_owner_of(collector)->relay;
     void *memory = relay->collect.memory;
     (void)slot;
     relay->collect.memory = NULL;
@@ -929,28 +947,28 @@ static void *slot_memory(struct cairn_collector *collector, uint32_t slot)
 
 static void slot_memory_back(struct cairn_slot *slot)
 {
-    give_memory(cairn_relay_owner_of(slot->collector)->relay, &slot->memory, slot->payload_bytes);
+    give_memory(relay_owner_of(slot->collector)->relay, &slot->memory, slot->payload_bytes);
 }
 
 static void fold_told(struct cairn_collector *collector)
 {
-    cairn_relay_sums_advance(cairn_relay_owner_of(collector)->relay);
+    cairn_relay_sums_advance(relay_owner_of(collector)->relay);
 }
 
 static void no_page(struct cairn_collector *collector)
 {
-    cairn_relay_give_up(cairn_relay_owner_of(collector)->relay,
+    cairn_relay_give_up(relay_owner_of(collector)->relay,
                         "this host has no page for a sum: it is out of memory");
 }
 
 static void busy(struct cairn_collector *collector)
 {
-    cairn_relay_busy(cairn_relay_owner_of(collector)->relay);
+    cairn_relay_busy(relay_owner_of(collector)->relay);
 }
 
 static void idle(struct cairn_collector *collector)
 {
-    cairn_relay_idle(cairn_relay_owner_of(collector)->relay);
+    cairn_relay_idle(relay_owner_of(collector)->relay);
 }
 
 static struct cairn_compute *on_host(const struct cairn_collector *collector, uint32_t chunk)
@@ -967,9 +985,9 @@ static const struct cairn_collector_hands for_owner = {
     .slot_memory = slot_memory,
     .slot_memory_back = slot_memory_back,
     .compute = on_host,
-    .fold_place = cairn_relay_fold_place,
-    .fold = cairn_relay_fold,
-    .fold_done = cairn_relay_fold_done,
+    .fold_place = relay_fold_place,
+    .fold = relay_fold,
+    .fold_done = relay_fold_done,
     .fold_told = fold_told,
     .no_page = no_page,
     .busy = busy,

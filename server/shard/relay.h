@@ -103,24 +103,11 @@ struct cairn_relay_owner {
     struct cairn_relay_forward forward;
 };
 
-CAIRN_MUST_CHECK cairn_status cairn_relay_owner_open(struct cairn_relay *relay,
-                                                     struct cairn_relay_owner *owner,
-                                                     const Cairn__ShardInfo *info,
-                                                     struct cairn_sentence *why);
-void cairn_relay_owner_close(struct cairn_relay_owner *owner);
-
 /* ==== link ==== */
 
 /* Connections of a relay to the owners (proto/link/chunk_link.h); an owner may be this very shard. */
 
-void cairn_relay_link_open(struct cairn_relay_owner *owner);
-/* Connects, retries, breaks a silence; tells relay_cache.c and relay_cache.c of a loss. */
-void cairn_relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
-/* A HELLO that was judged to be from that owner. */
-void cairn_relay_link_on_hello(struct cairn_relay_owner *owner,
-                               const struct cairn_chunk_header *header);
 /* The owner has not answered something. */
-bool cairn_relay_link_waits(const struct cairn_relay_owner *owner);
 void cairn_relay_link_close(struct cairn_relay_owner *owner);
 
 /* ==== sums ==== */
@@ -136,19 +123,10 @@ struct cairn_relay_sums {
     struct cairn_log_limit starving;
 };
 
-CAIRN_MUST_CHECK cairn_status cairn_relay_sums_open(struct cairn_relay *relay,
-                                                    struct cairn_sentence *why);
-void cairn_relay_sums_close(struct cairn_relay *relay);
-/* Hands of the owners' collectors. */
-bool cairn_relay_fold_place(struct cairn_fold *fold);
-bool cairn_relay_fold(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works);
-void cairn_relay_fold_done(struct cairn_fold *fold);
 /* A buffer is free, or may be taken: folds that wait go on. */
 void cairn_relay_sums_advance(struct cairn_relay *relay);
-/* Gives the relay up if only room would let the owner's folds go on, and there has been none for long. */
-void cairn_relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
+
 /* The round is void: folds that wait are not done, and the sums are nobody's. Before the core drains. */
-void cairn_relay_sums_void(struct cairn_relay *relay);
 float *cairn_relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer);
 
 /* ==== collect ==== */
@@ -173,7 +151,6 @@ void cairn_relay_on_micro_end(struct cairn_member *member, const struct cairn_ch
 void cairn_relay_on_commit(struct cairn_member *member, const struct cairn_chunk_header *header);
 /* The owner's collector. CAIRN_ERR_NO_MEMORY. Who tells it something holds the relay: cairn_relay_busy. */
 CAIRN_MUST_CHECK cairn_status cairn_relay_collect(struct cairn_relay_owner *owner);
-struct cairn_relay_owner *cairn_relay_owner_of(const struct cairn_collector *collector);
 
 /* ==== fetch ==== */
 
@@ -240,8 +217,6 @@ CAIRN_MUST_CHECK cairn_status cairn_relay_set(struct cairn_shard_job *job,
 struct cairn_relay *cairn_relay_of(const struct cairn_shard_job *job);
 struct cairn_relay_owner *cairn_relay_owner_find(struct cairn_relay *relay, uint32_t index);
 /* The owner of a chunk of the grid; NULL: no owner of this relay. */
-struct cairn_relay_owner *cairn_relay_owner_of_chunk(struct cairn_relay *relay, uint32_t tensor,
-                                                     uint64_t first_leaf);
 void cairn_relay_on_fence(struct cairn_shard_job *job, uint64_t epoch);
 void cairn_relay_on_resolve(struct cairn_shard_job *job, uint64_t epoch);
 /* A round is open. CAIRN_ERR_PROTOCOL: it names a relay that there is not. */
@@ -355,8 +330,7 @@ struct cairn_relay_entry *cairn_relay_cache_find(const struct cairn_relay_cache 
 struct cairn_relay_entry *cairn_relay_cache_take(struct cairn_relay_cache *cache,
                                                  struct cairn_relay_owner *owner, uint64_t chunk,
                                                  struct cairn_version version);
-/* A COMING entry is not to be had, and is not asked for any more: frees its place. */
-void cairn_relay_cache_forget(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry);
+
 /* A send of the entry begins: it is not at rest. */
 void cairn_relay_cache_lend(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry);
 /* The send ended. `member`: the rank among the relay's members of who has had the entry by it; UINT32_MAX:
@@ -365,8 +339,6 @@ void cairn_relay_cache_return(struct cairn_relay_cache *cache, struct cairn_rela
                               uint32_t member, uint32_t member_count);
 /* The entry's bytes are here: it is HERE, at rest until it is lent. */
 void cairn_relay_cache_arrived(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry);
-uint8_t *cairn_relay_cache_bytes(const struct cairn_relay_cache *cache,
-                                 const struct cairn_relay_entry *entry);
 
 /* ==== fetches ==== */
 
@@ -382,17 +354,7 @@ struct cairn_relay_fetches {
 };
 
 /* ---- relay_cache.c ---- */
-/* Called by the owners' askers: sends the FETCH of an entry to its owner. */
-CAIRN_MUST_CHECK cairn_status cairn_relay_ask_send(struct cairn_chunk_request *request);
 
 /* ---- fetch.c ---- */
-/* It is HERE: all who wait for it are sent it. */
-void cairn_relay_fetch_send_all(struct cairn_relay_fetches *fetches,
-                                struct cairn_relay_entry *entry);
-/* It is not to be had: all who wait for it are told, and it is forgotten. */
-void cairn_relay_fetch_refuse_all(struct cairn_relay_fetches *fetches,
-                                  struct cairn_relay_entry *entry, cairn_status status);
-/* A place may be at rest, or free: in the order in which they came, those who can be served are. */
-void cairn_relay_fetch_serve(struct cairn_relay_fetches *fetches);
 
 #endif

@@ -10,6 +10,12 @@
 
 /* ---- the table ---- */
 
+static void relay_fetch_refuse_all(struct cairn_relay_fetches *fetches,
+                                   struct cairn_relay_entry *entry, cairn_status status);
+static void relay_fetch_send_all(struct cairn_relay_fetches *fetches,
+                                 struct cairn_relay_entry *entry);
+static void relay_fetch_serve(struct cairn_relay_fetches *fetches);
+
 static struct cairn_relay_entry **bucket_of(const struct cairn_relay_cache *cache,
                                             const struct cairn_relay_owner *owner, uint64_t chunk,
                                             struct cairn_version version)
@@ -103,8 +109,8 @@ void cairn_relay_cache_return(struct cairn_relay_cache *cache, struct cairn_rela
     if (--entry->sends == 0) rest(cache, entry);
 }
 
-uint8_t *cairn_relay_cache_bytes(const struct cairn_relay_cache *cache,
-                                 const struct cairn_relay_entry *entry)
+static uint8_t *cairn_relay_cache_bytes(const struct cairn_relay_cache *cache,
+                                        const struct cairn_relay_entry *entry)
 {
     return cache->memory.base + (size_t)(entry - cache->entries) * cache->place_bytes;
 }
@@ -188,7 +194,8 @@ struct cairn_relay_entry *cairn_relay_cache_take(struct cairn_relay_cache *cache
     return entry;
 }
 
-void cairn_relay_cache_forget(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry)
+/* A COMING entry is not to be had, and is not asked for any more: frees its place. */
+static void relay_cache_forget(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry)
 {
     assert(entry->sends == 0 && STAILQ_EMPTY(&entry->wants));
     assert(entry->state == CAIRN_RELAY_ENTRY_COMING && entry->request.state == CAIRN_REQUEST_IDLE);
@@ -303,7 +310,8 @@ static struct cairn_relay_entry *entry_of(struct cairn_chunk_request *request)
                                         offsetof(struct cairn_relay_entry, request));
 }
 
-cairn_status cairn_relay_ask_send(struct cairn_chunk_request *request)
+/* Called by the owners' askers: sends the FETCH of an entry to its owner. */
+static cairn_status relay_ask_send(struct cairn_chunk_request *request)
 {
     const struct cairn_relay_entry *entry = entry_of(request);
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&entry->owner->table.map,
@@ -332,8 +340,8 @@ static void refused_ask(struct cairn_relay_entry *entry, uint64_t status)
 {
     const bool is_of_version = status == CAIRN_ERR_NOT_READY || status == CAIRN_ERR_VERSION_GONE;
     if (cairn_asker_again(&entry->owner->asker, &entry->request, status)) return;
-    cairn_relay_fetch_refuse_all(entry->owner->relay->fetches, entry,
-                                 is_of_version ? (cairn_status)status : CAIRN_ERR_NOT_FOUND);
+    relay_fetch_refuse_all(entry->owner->relay->fetches, entry,
+                           is_of_version ? (cairn_status)status : CAIRN_ERR_NOT_FOUND);
 }
 
 static void on_received(void *arg, cairn_status status)
@@ -345,14 +353,14 @@ static void on_received(void *arg, cairn_status status)
     fetches->under_way--;
     if (status == CAIRN_OK && cairn_chunk_checksum(bytes, entry->byte_count) == entry->checksum) {
         cairn_relay_cache_arrived(&fetches->cache, entry);
-        cairn_relay_fetch_send_all(fetches, entry);
+        relay_fetch_send_all(fetches, entry);
     } else if (owner->link.lost) {
         cairn_asker_ask(&owner->asker, &entry->request);
     } else {
         refused_ask(entry, CAIRN_ERR_CHECKSUM);
     }
     cairn_asker_pump(&owner->asker);
-    cairn_relay_fetch_serve(fetches);
+    relay_fetch_serve(fetches);
     cairn_shard_job_settle(owner->relay->job);
     cairn_chunk_link_loan_back(&owner->link);
 }
@@ -411,12 +419,12 @@ void cairn_relay_fetch_on_answer(struct cairn_relay_owner *owner,
     } else if (entry != NULL && header->kind == CAIRN_CHUNK_NAK) {
         refused_ask(entry, header->value);
     } else if (entry != NULL) {
-        cairn_relay_fetch_refuse_all(fetches, entry, CAIRN_ERR_NOT_FOUND);
+        relay_fetch_refuse_all(fetches, entry, CAIRN_ERR_NOT_FOUND);
     }
     cairn_fabric_drop(message);
     if (entry == NULL) return;
     cairn_asker_pump(&owner->asker);
-    cairn_relay_fetch_serve(fetches);
+    relay_fetch_serve(fetches);
     cairn_shard_job_settle(owner->relay->job);
 }
 
@@ -427,7 +435,7 @@ void cairn_relay_fetch_tick(struct cairn_relay_owner *owner)
     struct cairn_relay_fetches *fetches = owner->relay->fetches;
     if (fetches == NULL) return;
     cairn_asker_retry(&owner->asker);
-    cairn_relay_fetch_serve(fetches); // there may be memory again
+    relay_fetch_serve(fetches); // there may be memory again
 }
 
 void cairn_relay_fetch_lost(struct cairn_relay_owner *owner)
@@ -498,7 +506,7 @@ static void on_sent(void *arg, cairn_status status)
     }
     cairn_relay_cache_return(&fetches->cache, want->entry, rank, relay->member_count);
     want_end(fetches, want);
-    cairn_relay_fetch_serve(fetches);
+    relay_fetch_serve(fetches);
     cairn_relay_idle(relay);
 }
 
@@ -567,7 +575,8 @@ static bool serve(struct cairn_relay_fetches *fetches, struct cairn_relay_want *
     return true;
 }
 
-void cairn_relay_fetch_serve(struct cairn_relay_fetches *fetches)
+/* A place may be at rest, or free: in the order in which they came, those who can be served are. */
+static void relay_fetch_serve(struct cairn_relay_fetches *fetches)
 {
     if (fetches->relay->leaving || fetches->relay->job->shard->closing) return;
     struct cairn_relay_wants waiting = STAILQ_HEAD_INITIALIZER(waiting);
@@ -579,19 +588,21 @@ void cairn_relay_fetch_serve(struct cairn_relay_fetches *fetches)
     }
 }
 
-void cairn_relay_fetch_refuse_all(struct cairn_relay_fetches *fetches,
-                                  struct cairn_relay_entry *entry, cairn_status status)
+/* It is not to be had: all who wait for it are told, and it is forgotten. */
+static void relay_fetch_refuse_all(struct cairn_relay_fetches *fetches,
+                                   struct cairn_relay_entry *entry, cairn_status status)
 {
     while (!STAILQ_EMPTY(&entry->wants)) {
         struct cairn_relay_want *want = STAILQ_FIRST(&entry->wants);
         STAILQ_REMOVE_HEAD(&entry->wants, link);
         want_refuse(fetches, want, status);
     }
-    cairn_relay_cache_forget(&fetches->cache, entry);
+    relay_cache_forget(&fetches->cache, entry);
 }
 
-void cairn_relay_fetch_send_all(struct cairn_relay_fetches *fetches,
-                                struct cairn_relay_entry *entry)
+/* It is HERE: all who wait for it are sent it. */
+static void relay_fetch_send_all(struct cairn_relay_fetches *fetches,
+                                 struct cairn_relay_entry *entry)
 {
     while (!STAILQ_EMPTY(&entry->wants)) {
         struct cairn_relay_want *want = STAILQ_FIRST(&entry->wants);
@@ -664,7 +675,7 @@ void cairn_relay_fetch(struct cairn_member *member, const struct cairn_chunk_hea
     struct cairn_relay_fetches *fetches = relay->fetches;
     struct cairn_relay_want *want = want_open(fetches, member, owner, chunk, header);
     STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
-    cairn_relay_fetch_serve(fetches);
+    relay_fetch_serve(fetches);
     // The shard's memory is used up by others, perhaps for long.
     if (want->state == CAIRN_RELAY_WANT_PLACE && fetches->cache.entry_count == 0) {
         STAILQ_REMOVE(&fetches->without_place, want, cairn_relay_want, link);
@@ -688,7 +699,7 @@ static void want_detach(struct cairn_relay_fetches *fetches, struct cairn_relay_
     STAILQ_REMOVE(&entry->wants, want, cairn_relay_want, link);
     if (entry->request.state != CAIRN_REQUEST_WAITING || !STAILQ_EMPTY(&entry->wants)) return;
     cairn_asker_drop(&entry->owner->asker, &entry->request);
-    cairn_relay_cache_forget(&fetches->cache, entry);
+    relay_cache_forget(&fetches->cache, entry);
 }
 
 static bool want_waits(const struct cairn_relay_want *want)
@@ -706,7 +717,7 @@ void cairn_relay_fetch_forget(struct cairn_relay *relay, uint64_t member)
         want_detach(fetches, want);
         want_end(fetches, want);
     }
-    cairn_relay_fetch_serve(fetches);
+    relay_fetch_serve(fetches);
 }
 
 static void refuse_waiting(struct cairn_relay_fetches *fetches)
@@ -742,7 +753,7 @@ cairn_status cairn_relay_fetch_open(struct cairn_relay *relay, struct cairn_sent
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
     }
     for (uint32_t i = 0; i < relay->owner_count; i++)
-        cairn_asker_open(&relay->owners[i].asker, cairn_relay_ask_send);
+        cairn_asker_open(&relay->owners[i].asker, relay_ask_send);
     for (uint32_t i = 0; i < fetches->want_count; i++)
         STAILQ_INSERT_TAIL(&fetches->wants_free, &fetches->wants[i], link);
     return CAIRN_OK;

@@ -23,6 +23,13 @@
 #define HELD_MAX       (1u << 18) /* messages: a window of each worker, read where it lies */
 #define MEMORY_THREADS 4          /* make pages: from there on the kernel is what takes the time */
 
+static void device_say_way(const struct cairn_shard *shard);
+static cairn_status device_open(struct cairn_shard *shard,
+                                const struct cairn_shard_options *options,
+                                struct cairn_sentence *why);
+static uint32_t find_without(bool has_device);
+static cairn_status storage_open(struct cairn_shard *shard, struct cairn_sentence *why);
+
 /* Every step of closing ends here; the last one frees the shard. */
 static void handle_closed(struct cairn_shard *shard)
 {
@@ -168,7 +175,7 @@ static cairn_status open_fabric(struct cairn_shard *shard,
     cairn_log_info("fabric: %s", cairn_fabric_describe(shard->fabric));
     cairn_log_info("data from other hosts %s%s", places[0] != '\0' ? "comes to " : "does not come",
                    places);
-    cairn_device_say_way(shard);
+    device_say_way(shard);
     if (without.text[0] != '\0') cairn_log_info("without %s", without.text);
     return CAIRN_OK;
 }
@@ -190,8 +197,8 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_sha
 {
     cairn_status status = cairn_compute_open(&shard->host, shard->loop, cairn_home_host(),
                                              "cairn-compute", options->compute_threads, why);
-    if (status == CAIRN_OK) status = cairn_device_open(shard, options, why);
-    shard->without = cairn_shard_find_without(shard->device.home != NULL);
+    if (status == CAIRN_OK) status = device_open(shard, options, why);
+    shard->without = find_without(shard->device.home != NULL);
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-files", 1, NULL, &shard->files, why);
     if (status == CAIRN_OK)
@@ -206,7 +213,7 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_sha
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-release", 1, NULL, &shard->memory.releaser,
                                  why);
-    if (status == CAIRN_OK) status = cairn_shard_storage_open(shard, why);
+    if (status == CAIRN_OK) status = storage_open(shard, why);
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
     if (status == CAIRN_OK) status = cairn_connection_open(shard, options->coordinator, why);
     return status;
@@ -352,8 +359,12 @@ static void say(struct cairn_shard *shard)
     if (info->warning[0] != '\0') cairn_log_warn("%s: %s", info->device, info->warning);
 }
 
-cairn_status cairn_device_open(struct cairn_shard *shard, const struct cairn_shard_options *options,
-                               struct cairn_sentence *why)
+/* Opens the device that the options ask for, and says in the log where state lies, and why not elsewhere.
+ * Without one `auto` goes on with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED,
+ * CAIRN_ERR_NO_MEMORY: cuda was asked for and cannot be had. */
+static cairn_status device_open(struct cairn_shard *shard,
+                                const struct cairn_shard_options *options,
+                                struct cairn_sentence *why)
 {
     const char *backend = options->backend != NULL ? options->backend : "host";
     struct cairn_sentence reason = { "compute.backend is host" };
@@ -384,7 +395,8 @@ static bool goes_directly(const struct cairn_shard *shard, const char **why_out)
     return cairn_fabric_takes_device(shard->fabric, why_out);
 }
 
-void cairn_device_say_way(const struct cairn_shard *shard)
+/* Says in the log how what lies on the device goes to other hosts; after the fabric was opened. */
+static void device_say_way(const struct cairn_shard *shard)
 {
     const char *why;
     const bool is_direct = goes_directly(shard, &why);
@@ -616,7 +628,7 @@ static void on_said(struct cairn_storage_watch *watch)
     cairn_connection_beat(watch->context);
 }
 
-cairn_status cairn_shard_storage_open(struct cairn_shard *shard, struct cairn_sentence *why)
+static cairn_status storage_open(struct cairn_shard *shard, struct cairn_sentence *why)
 {
     shard->storage =
         (struct cairn_storage_watch) { .judge = judge, .on_said = on_said, .context = shard };
@@ -637,7 +649,9 @@ static bool has_card(void)
     return found;
 }
 
-uint32_t cairn_shard_find_without(bool has_device)
+/* The optional features that this build and this host lack, as bits of enum cairn_without. Reads
+ * /sys. */
+static uint32_t find_without(bool has_device)
 {
     uint32_t without = 0;
     if (!has_card()) without |= CAIRN_WITHOUT_RDMA;

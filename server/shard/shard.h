@@ -91,9 +91,6 @@ bool cairn_drain_on_message(struct cairn_shard *shard, const struct cairn_frame 
 /* The storage of the snapshots, as this shard sees it: what is wrong goes with the heartbeats. Loop thread.
  * */
 
-CAIRN_MUST_CHECK cairn_status cairn_shard_storage_open(struct cairn_shard *shard,
-                                                       struct cairn_sentence *why);
-
 /* ==== unfit ==== */
 
 /* A shard whose device has failed is unfit: nothing that lies on the device can be trusted, and each restore

@@ -50,8 +50,7 @@ void cairn_pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t bef
 void cairn_pace_step(struct cairn_pace *pace, uint64_t took_us, uint64_t now_us);
 /* Bytes a second that may be written now; any thread. */
 uint64_t cairn_pace_rate(const struct cairn_pace *pace, uint64_t now_us);
-/* Nobody trains, or nobody minds. Any thread. */
-bool cairn_pace_is_free(const struct cairn_pace *pace, uint64_t now_us);
+
 /* The deadline asks for more than the steps allow, or somebody waits: it is time to be in nobody's way no
  * more. Any thread. */
 bool cairn_pace_presses(const struct cairn_pace *pace, uint64_t now_us);
@@ -265,27 +264,6 @@ CAIRN_MUST_CHECK cairn_status cairn_put_judge_again(const struct cairn_shard_job
                                                     struct cairn_sentence *why);
 /* It serves: gives the buffers of puts back. */
 void cairn_put_end(struct cairn_shard_job *job);
-/* A write is open: they are needed again. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_put_open_buffers(struct cairn_shard_job *job,
-                                                     struct cairn_sentence *why);
-
-/* The chunk that a PUT names: chunk and place of *out are set. CAIRN_ERR_MALFORMED: it is not one of
- * here. */
-CAIRN_MUST_CHECK cairn_status cairn_put_judge_chunk(const struct cairn_shard_job *job,
-                                                    const struct cairn_chunk_header *header,
-                                                    struct cairn_put *out,
-                                                    struct cairn_sentence *why);
-/* The dtype that a PUT's plane must have. */
-cairn_dtype cairn_put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put);
-/* The plane is one of state, as the chunk of `put` keeps it. CAIRN_ERR_MALFORMED, CAIRN_ERR_NOT_FOUND. */
-CAIRN_MUST_CHECK cairn_status cairn_put_judge_plane(const struct cairn_shard_job *job,
-                                                    const struct cairn_chunk_header *header,
-                                                    const struct cairn_put *put,
-                                                    struct cairn_sentence *why);
-/* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in the header's dtype. */
-CAIRN_MUST_CHECK cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
-                                                      const struct cairn_put *put,
-                                                      struct cairn_sentence *why);
 
 /* ==== write ==== */
 
@@ -294,17 +272,7 @@ CAIRN_MUST_CHECK cairn_status cairn_put_judge_payload(const struct cairn_chunk_h
 /* The round is a write of that member; what another write left is forgotten. */
 void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t member);
 void cairn_write_close(struct cairn_shard_job *job);
-/* A PUT of a job that serves, judged without side effects; chunk and place of *out are set, and its piece
- * unless a box in the payload says that. */
-CAIRN_MUST_CHECK cairn_status cairn_write_judge(const struct cairn_member *member,
-                                                const struct cairn_chunk_header *header,
-                                                struct cairn_put *out, struct cairn_sentence *why);
-/* It is of the write that is open. */
-bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header);
-/* Keeps a chunk, or a box of it, beside the state. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_MALFORMED. */
-CAIRN_MUST_CHECK cairn_status cairn_write_take(struct cairn_shard_job *job,
-                                               const struct cairn_put *put, const uint8_t *bytes,
-                                               struct cairn_sentence *why);
+
 /* Any thread: something of the chunk was kept. */
 bool cairn_write_has(const struct cairn_shard_job *job, uint64_t chunk);
 /* Parameters were kept: what readers have changes. */

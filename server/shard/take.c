@@ -16,6 +16,15 @@ enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
 /* ---- sizes ---- */
 
+static cairn_status giver_open(struct cairn_take *take, struct cairn_giver *giver,
+                               const Cairn__ShardInfo *info, struct cairn_sentence *why);
+static void giver_close(struct cairn_giver *giver);
+static void giver_unlink(struct cairn_giver *giver);
+static void giver_feed(struct cairn_giver *giver);
+static bool giver_tick(struct cairn_giver *giver, uint64_t now_ms);
+static void giver_on_message(struct cairn_giver *giver, const struct cairn_chunk_header *header,
+                             struct cairn_fabric_message *message);
+
 static uint32_t slots_each(const struct cairn_lots *lots, uint32_t most)
 {
     const uint32_t each = SLOTS_MAX / (lots->giver_count + (lots->giver_count == 0));
@@ -42,7 +51,8 @@ uint64_t cairn_take_staging_bytes(const struct cairn_shard_job *job, const struc
     return (uint64_t)lots->giver_count * staged.each * staged.bytes;
 }
 
-bool cairn_take_is_staged(const struct cairn_take *take, const struct cairn_lot *lot)
+/* The lot is received beside the planes. */
+static bool take_is_staged(const struct cairn_take *take, const struct cairn_lot *lot)
 {
     return take->staged.all || !cairn_lot_is_whole(lot);
 }
@@ -71,7 +81,7 @@ static cairn_status open_giver(struct cairn_take *take, struct cairn_giver *give
     if (info == NULL)
         return cairn_fail(why, CAIRN_ERR_MALFORMED,
                           "state comes from shard %u, of which no address was told", giver->index);
-    return cairn_giver_open(take, giver, info, why);
+    return giver_open(take, giver, info, why);
 }
 
 static cairn_status open_givers(struct cairn_take *take, Cairn__ShardInfo *const *shards,
@@ -127,7 +137,7 @@ cairn_status cairn_take_reserve(const struct cairn_take *take, struct cairn_rese
 
 void cairn_take_free(struct cairn_take *take)
 {
-    for (uint32_t i = 0; i < take->giver_count; i++) cairn_giver_close(&take->givers[i]);
+    for (uint32_t i = 0; i < take->giver_count; i++) giver_close(&take->givers[i]);
     free(take->givers);
     cairn_arena_close(&take->staging);
     cairn_lots_release(&take->lots);
@@ -144,13 +154,14 @@ void cairn_take_free_leaving(struct cairn_shard_job *job)
     }
 }
 
-void cairn_take_busy(struct cairn_take *take)
+/* Something in flight refers to the take; `idle` may free it, and its job. */
+static void take_busy(struct cairn_take *take)
 {
     take->busy++;
     cairn_shard_job_busy(take->job);
 }
 
-void cairn_take_idle(struct cairn_take *take)
+static void take_idle(struct cairn_take *take)
 {
     struct cairn_shard_job *job = take->job;
     assert(take->busy > 0);
@@ -167,12 +178,12 @@ void cairn_take_idle(struct cairn_take *take)
 void cairn_take_leave(struct cairn_take *take)
 {
     if (take == NULL) return;
-    cairn_take_busy(take); // not freed before we are through
+    take_busy(take); // not freed before we are through
     take->is_leaving = true;
     take->next_leaving = take->job->move.leaving;
     take->job->move.leaving = take;
-    for (uint32_t i = 0; i < take->giver_count; i++) cairn_giver_unlink(&take->givers[i]);
-    cairn_take_idle(take);
+    for (uint32_t i = 0; i < take->giver_count; i++) giver_unlink(&take->givers[i]);
+    take_idle(take);
 }
 
 /* ---- what comes ---- */
@@ -196,8 +207,8 @@ void cairn_take_begin(struct cairn_take *take, struct cairn_version version,
     take->done = done;
     take->begun_ns = uv_hrtime();
     for (uint32_t i = 0; i < take->giver_count; i++) {
-        cairn_giver_feed(&take->givers[i]);
-        cairn_giver_tick(&take->givers[i], uv_now(take->job->shard->loop)); // connects
+        giver_feed(&take->givers[i]);
+        giver_tick(&take->givers[i], uv_now(take->job->shard->loop)); // connects
     }
 }
 
@@ -213,7 +224,7 @@ static void is_here(struct cairn_take_slot *slot)
     struct cairn_take *take = slot->giver->take;
     slot->lot = NULL;
     take->left--;
-    cairn_giver_feed(slot->giver);
+    giver_feed(slot->giver);
     if (take->left > 0) return;
     take->us = (uv_hrtime() - take->begun_ns) / 1000;
     take->done(take);
@@ -244,7 +255,7 @@ static void copied(struct cairn_run *run)
         slot->lot = NULL;
     else
         is_here(slot);
-    cairn_take_idle(take);
+    take_idle(take);
 }
 
 static uint64_t local_elem_of(const struct cairn_take_slot *slot)
@@ -255,18 +266,20 @@ static uint64_t local_elem_of(const struct cairn_take_slot *slot)
     return extent->local_elem + (lot->first_elem - extent->first_elem);
 }
 
-void *cairn_take_place(struct cairn_take_slot *slot)
+/* Where the slot's chunk is received: where it belongs, or beside it if a part of it stays elsewhere. */
+static void *take_place(struct cairn_take_slot *slot)
 {
     const struct cairn_lot *lot = slot->lot;
     slot->to = cairn_planes_at(&slot->giver->take->job->planes, lot->plane, lot->extent,
                                local_elem_of(slot));
-    return cairn_take_is_staged(slot->giver->take, lot) ? slot->staging : slot->to;
+    return take_is_staged(slot->giver->take, lot) ? slot->staging : slot->to;
 }
 
-void cairn_take_came(struct cairn_take_slot *slot)
+/* The slot's chunk has been received, and is as it was sent. */
+static void take_came(struct cairn_take_slot *slot)
 {
     struct cairn_take *take = slot->giver->take;
-    if (!cairn_take_is_staged(take, slot->lot)) {
+    if (!take_is_staged(take, slot->lot)) {
         is_here(slot);
         return;
     }
@@ -276,7 +289,7 @@ void cairn_take_came(struct cairn_take_slot *slot)
         .describe = describe_copy,
         .done = copied,
     };
-    cairn_take_busy(take);
+    take_busy(take);
     cairn_compute_submit(&slot->run);
 }
 
@@ -299,12 +312,12 @@ bool cairn_take_on_message(struct cairn_shard *shard, const struct cairn_chunk_h
     if (take == NULL) return false;
     uint32_t i = 0;
     while (i < take->giver_count && take->givers[i].index != header->tile) i++;
-    cairn_take_busy(take);
+    take_busy(take);
     if (i < take->giver_count)
-        cairn_giver_on_message(&take->givers[i], header, message);
+        giver_on_message(&take->givers[i], header, message);
     else
         cairn_fabric_drop(message);
-    cairn_take_idle(take);
+    take_idle(take);
     return true;
 }
 
@@ -312,10 +325,10 @@ bool cairn_take_tick(struct cairn_take *take, uint64_t now_ms)
 {
     bool waits = false;
     if (!take->is_begun || take->is_leaving) return false;
-    cairn_take_busy(take);
+    take_busy(take);
     for (uint32_t i = 0; i < take->giver_count; i++)
-        waits = cairn_giver_tick(&take->givers[i], now_ms) || waits;
-    cairn_take_idle(take);
+        waits = giver_tick(&take->givers[i], now_ms) || waits;
+    take_idle(take);
     return waits;
 }
 
@@ -385,12 +398,12 @@ static void starved(struct cairn_chunk_link *link)
 
 static void loan(struct cairn_chunk_link *link)
 {
-    cairn_take_busy(giver_of(link)->take);
+    take_busy(giver_of(link)->take);
 }
 
 static void loan_back(struct cairn_chunk_link *link)
 {
-    cairn_take_idle(giver_of(link)->take);
+    take_idle(giver_of(link)->take);
 }
 
 static const struct cairn_chunk_link_hands hands = {
@@ -427,14 +440,15 @@ static cairn_status send_fetch(struct cairn_chunk_request *request)
     return cairn_chunk_link_send(&giver->link, &header, NULL, 0, NULL, NULL);
 }
 
-void cairn_giver_feed(struct cairn_giver *giver)
+/* Asks for what there are free slots for. */
+static void giver_feed(struct cairn_giver *giver)
 {
     // Goes from the last slot to the first, since the first ones have staging: whole chunks leave
     // those to cut ones.
     for (uint32_t i = giver->take->staged.of_each; i-- > 0 && giver->next < giver->end;) {
         struct cairn_take_slot *slot = &giver->slots[i];
         const struct cairn_lot *lot = &giver->take->lots.list[giver->next];
-        if (slot->lot != NULL || (slot->staging == NULL && cairn_take_is_staged(giver->take, lot)))
+        if (slot->lot != NULL || (slot->staging == NULL && take_is_staged(giver->take, lot)))
             continue;
         slot->lot = lot;
         giver->next++;
@@ -445,7 +459,8 @@ void cairn_giver_feed(struct cairn_giver *giver)
     cairn_asker_pump(&giver->asker);
 }
 
-void cairn_giver_again(struct cairn_take_slot *slot, uint64_t status)
+/* The slot's lot is to be asked for once more, after an answer with this status. */
+static void giver_again(struct cairn_take_slot *slot, uint64_t status)
 {
     struct cairn_giver *giver = slot->giver;
     if (cairn_asker_again(&giver->asker, &slot->request, status)) return;
@@ -467,9 +482,9 @@ static void on_received(void *arg, cairn_status status)
     else if (status != CAIRN_OK)
         cairn_asker_ask(&giver->asker, &slot->request); // its connection is lost
     else if (slot->came != slot->checksum)
-        cairn_giver_again(slot, CAIRN_ERR_CHECKSUM);
+        giver_again(slot, CAIRN_ERR_CHECKSUM);
     else
-        cairn_take_came(slot);
+        take_came(slot);
     if (!giver->take->is_leaving) cairn_asker_pump(&giver->asker);
     cairn_chunk_link_loan_back(&giver->link);
 }
@@ -494,13 +509,13 @@ static void receive(struct cairn_take_slot *slot, const struct cairn_chunk_heade
 {
     struct cairn_giver *giver = slot->giver;
     slot->checksum = header->checksum;
-    if (cairn_fabric_receive_far(message, cairn_take_place(slot), (size_t)header->payload_bytes,
+    if (cairn_fabric_receive_far(message, take_place(slot), (size_t)header->payload_bytes,
                                  &slot->came, on_received, slot) == CAIRN_OK) {
         cairn_chunk_link_loan(&giver->link);
         return;
     }
     cairn_fabric_drop(message);
-    cairn_giver_again(slot, CAIRN_ERR_BUSY);
+    giver_again(slot, CAIRN_ERR_BUSY);
 }
 
 /* It has no time for it, or does not go by the new layout yet; or it does not have what it is to give. */
@@ -509,9 +524,9 @@ static void refused(struct cairn_take_slot *slot, uint64_t status)
     const struct cairn_giver *giver = slot->giver;
     struct cairn_sentence why;
     if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
-        cairn_giver_again(slot, CAIRN_ERR_BUSY);
+        giver_again(slot, CAIRN_ERR_BUSY);
     } else if (status == CAIRN_ERR_CHECKSUM) {
-        cairn_giver_again(slot, status);
+        giver_again(slot, status);
     } else {
         cairn_sentence_set(&why, "shard %s, which is to give state to this one, says %s",
                            giver->name, cairn_status_text((int)status));
@@ -543,8 +558,8 @@ static void on_answer(struct cairn_giver *giver, const struct cairn_chunk_header
     if (!giver->take->is_leaving) cairn_asker_pump(&giver->asker);
 }
 
-void cairn_giver_on_message(struct cairn_giver *giver, const struct cairn_chunk_header *header,
-                            struct cairn_fabric_message *message)
+static void giver_on_message(struct cairn_giver *giver, const struct cairn_chunk_header *header,
+                             struct cairn_fabric_message *message)
 {
     const bool is_heard = cairn_chunk_link_heard(&giver->link) && !giver->take->is_leaving;
     if (is_heard && header->kind != CAIRN_CHUNK_HELLO) {
@@ -559,7 +574,7 @@ void cairn_giver_on_message(struct cairn_giver *giver, const struct cairn_chunk_
 
 /* ---- from beginning to end ---- */
 
-bool cairn_giver_tick(struct cairn_giver *giver, uint64_t now_ms)
+static bool giver_tick(struct cairn_giver *giver, uint64_t now_ms)
 {
     struct cairn_shard *shard = giver->take->job->shard;
     if (giver->link.peer != NULL) cairn_asker_retry(&giver->asker);
@@ -584,8 +599,8 @@ static cairn_status open_slots(struct cairn_giver *giver)
     return CAIRN_OK;
 }
 
-cairn_status cairn_giver_open(struct cairn_take *take, struct cairn_giver *giver,
-                              const Cairn__ShardInfo *info, struct cairn_sentence *why)
+static cairn_status giver_open(struct cairn_take *take, struct cairn_giver *giver,
+                               const Cairn__ShardInfo *info, struct cairn_sentence *why)
 {
     giver->take = take;
     giver->link.hands = &hands;
@@ -604,7 +619,8 @@ cairn_status cairn_giver_open(struct cairn_take *take, struct cairn_giver *giver
     return CAIRN_OK;
 }
 
-void cairn_giver_unlink(struct cairn_giver *giver)
+/* Ends the connection; nothing is asked for any more if the take leaves. */
+static void giver_unlink(struct cairn_giver *giver)
 {
     if (giver->take == NULL) return; // it was not opened
     if (giver->take->job->shard->closing)
@@ -613,9 +629,9 @@ void cairn_giver_unlink(struct cairn_giver *giver)
         cairn_chunk_link_close(&giver->link);
 }
 
-void cairn_giver_close(struct cairn_giver *giver)
+static void giver_close(struct cairn_giver *giver)
 {
-    cairn_giver_unlink(giver);
+    giver_unlink(giver);
     free(giver->address);
     free(giver->slots);
 }

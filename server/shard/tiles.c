@@ -77,14 +77,15 @@ static void give(struct cairn_shard_job *job, void *memory, size_t bytes)
     free(memory);
 }
 
-void cairn_held_free(struct cairn_shard_job *job, struct cairn_held *held)
+static void held_free(struct cairn_shard_job *job, struct cairn_held *held)
 {
     give(job, held, sizeof *held + (size_t)held->chunk_count);
 }
 
-struct cairn_held *cairn_held_open(struct cairn_shard_job *job,
-                                   const struct cairn_chunk_table *table, uint32_t tensor,
-                                   const struct cairn_box *box, struct cairn_sentence *why)
+/* A box with its marks, by a table; counted. NULL: `why` says it. */
+static struct cairn_held *held_open(struct cairn_shard_job *job,
+                                    const struct cairn_chunk_table *table, uint32_t tensor,
+                                    const struct cairn_box *box, struct cairn_sentence *why)
 {
     struct cairn_held found;
     find_chunks(job, table, tensor, box, &found);
@@ -99,7 +100,7 @@ static struct cairn_tiled *tiled_open(struct cairn_shard_job *job, uint32_t tens
     const struct cairn_box whole = cairn_box_of_shape(shape_of(job, tensor));
     struct cairn_tiled *tiled = take(job, sizeof *tiled, why);
     if (tiled == NULL) return NULL;
-    tiled->held = cairn_held_open(job, job->tiling.table, tensor, &whole, why);
+    tiled->held = held_open(job, job->tiling.table, tensor, &whole, why);
     if (tiled->held == NULL) {
         give(job, tiled, sizeof *tiled);
         return NULL;
@@ -137,7 +138,7 @@ static void sweep(struct cairn_shard_job *job)
                 continue;
             }
             *at = held->next;
-            cairn_held_free(job, held);
+            held_free(job, held);
         }
         if (tiled->held->next != NULL) {
             link = &tiled->next;
@@ -145,13 +146,15 @@ static void sweep(struct cairn_shard_job *job)
         }
         *link = tiled->next;
         job->tiling.of[tiled->tensor] = NULL;
-        cairn_held_free(job, tiled->held);
+        held_free(job, tiled->held);
         give(job, tiled, sizeof *tiled);
     }
 }
 
-uint8_t *cairn_tiles_holds_open(const struct cairn_shard_job *job,
-                                const struct cairn_chunk_table *table)
+/* Memory for the answers of cairn_tiles_holds by this table, the caller's to free; NULL: no
+ * memory. */
+static uint8_t *tiles_holds_open(const struct cairn_shard_job *job,
+                                 const struct cairn_chunk_table *table)
 {
     const size_t members = job->collector.slot_count / job->landing.window;
     return malloc(members * CAIRN_STEP_HOLDS_BYTES(table->trained_count) + 1);
@@ -160,7 +163,7 @@ uint8_t *cairn_tiles_holds_open(const struct cairn_shard_job *job,
 cairn_status cairn_tiles_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
 {
     job->tiling.table = table;
-    job->tiling.holds = cairn_tiles_holds_open(job, table);
+    job->tiling.holds = tiles_holds_open(job, table);
     job->tiling.of = calloc(job->spec.tensor_count + 1, sizeof *job->tiling.of);
     return job->tiling.holds != NULL && job->tiling.of != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
@@ -175,7 +178,7 @@ void cairn_tiles_close(struct cairn_shard_job *job)
         while (tiled->held != NULL) {
             struct cairn_held *held = tiled->held;
             tiled->held = held->next;
-            cairn_held_free(job, held);
+            held_free(job, held);
         }
         give(job, tiled, sizeof *tiled);
     }
@@ -194,7 +197,7 @@ static cairn_status held_get(struct cairn_shard_job *job, uint32_t tensor,
         return cairn_fail(why, CAIRN_ERR_BUSY, "tiles change between rounds, and one is open");
     if (held == NULL) {
         if (tiled == NULL) tiled = tiled_open(job, tensor, why);
-        if (tiled != NULL) held = cairn_held_open(job, job->tiling.table, tensor, box, why);
+        if (tiled != NULL) held = held_open(job, job->tiling.table, tensor, box, why);
         if (held == NULL) return CAIRN_ERR_NO_MEMORY;
         held->next = tiled->held->next;
         tiled->held->next = held;
@@ -205,8 +208,9 @@ static cairn_status held_get(struct cairn_shard_job *job, uint32_t tensor,
 
 /* ---- members ---- */
 
-const struct cairn_member_tile *cairn_tiles_of_member(const struct cairn_member *member,
-                                                      uint32_t tensor)
+/* The part of the tensor that the member declared to hold; NULL: nothing. */
+static const struct cairn_member_tile *tiles_of_member(const struct cairn_member *member,
+                                                       uint32_t tensor)
 {
     const size_t low = cairn_lower_bound(member->tiles, member->tile_count, sizeof *member->tiles,
                                          offsetof(struct cairn_member_tile, tensor), tensor);
@@ -242,12 +246,13 @@ void cairn_tiles_move(struct cairn_member *from, struct cairn_member *to)
 
 uint64_t cairn_tiles_touched(const struct cairn_member *member, uint32_t tensor)
 {
-    const struct cairn_member_tile *tile = cairn_tiles_of_member(member, tensor);
+    const struct cairn_member_tile *tile = tiles_of_member(member, tensor);
     if (tile == NULL || tile->held == NULL) return chunks_of(member->job, tensor).count;
     return tile->held->touched;
 }
 
-void cairn_tiles_count(struct cairn_member *member)
+/* The member's `untouched`, by the table of the tiling. */
+static void tiles_count(struct cairn_member *member)
 {
     uint64_t untouched = 0;
     for (size_t i = 0; i < member->tile_count; i++) {
@@ -352,7 +357,7 @@ cairn_status cairn_tiles_set_member(struct cairn_member *member, const struct ca
     cairn_tiles_forget(member);
     member->tiles = list;
     member->tile_count = count;
-    cairn_tiles_count(member);
+    tiles_count(member);
     member->tiles_hash = cairn_tiles_hash(tiles);
     sweep(job);
     return CAIRN_OK;
@@ -387,7 +392,7 @@ static cairn_status judge_tile(const struct cairn_member *member,
                                struct cairn_sentence *why)
 {
     const char *name = member->job->spec.tensors[header->tensor].name;
-    const struct cairn_member_tile *tile = cairn_tiles_of_member(member, header->tensor);
+    const struct cairn_member_tile *tile = tiles_of_member(member, header->tensor);
     const bool own = header->tile == CAIRN_TILE_OWN, push = header->kind == CAIRN_CHUNK_PUSH;
     if ((own || push) && header->table_hash != member->tiles_hash)
         return cairn_fail(why, CAIRN_ERR_MISMATCH,
@@ -533,7 +538,7 @@ static cairn_status ready_tensor(struct cairn_shard_job *job, const struct cairn
     for (struct cairn_held *held = tiled->held; held != NULL; held = held->next) {
         held->moved_first = is + (held->first_chunk - was);
         if (same) continue;
-        held->moved = cairn_held_open(job, table, tiled->tensor, &held->box, why);
+        held->moved = held_open(job, table, tiled->tensor, &held->box, why);
         if (held->moved == NULL) return CAIRN_ERR_NO_MEMORY;
     }
     return CAIRN_OK;
@@ -544,7 +549,7 @@ cairn_status cairn_tiles_ready(struct cairn_shard_job *job, const struct cairn_c
 {
     if (!cairn_tiles_rest(job))
         return cairn_fail(why, CAIRN_ERR_BUSY, "chunks of job %s are on their way", job->spec.name);
-    uint8_t *holds = cairn_tiles_holds_open(job, table);
+    uint8_t *holds = tiles_holds_open(job, table);
     if (holds == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tiles of job %s",
                           job->spec.name);
@@ -564,7 +569,7 @@ void cairn_tiles_unready(struct cairn_shard_job *job, uint8_t *holds)
     free(holds);
     for (struct cairn_tiled *tiled = job->tiling.list; tiled != NULL; tiled = tiled->next) {
         for (struct cairn_held *held = tiled->held; held != NULL; held = held->next) {
-            if (held->moved != NULL) cairn_held_free(job, held->moved);
+            if (held->moved != NULL) held_free(job, held->moved);
             held->moved = NULL;
         }
     }
@@ -592,7 +597,7 @@ static void replace(struct cairn_shard_job *job, struct cairn_tiled *tiled)
         moved->holders = held->holders;
         moved->next = held->next;
         *link = moved;
-        cairn_held_free(job, held);
+        held_free(job, held);
     }
 }
 
@@ -606,7 +611,7 @@ void cairn_tiles_switch(struct cairn_shard_job *job, const struct cairn_chunk_ta
     job->tiling.holds = holds;
     job->tiling.table = table;
     for (size_t i = 0; i < job->members.capacity; i++)
-        if (job->members.list[i] != NULL) cairn_tiles_count(job->members.list[i]);
+        if (job->members.list[i] != NULL) tiles_count(job->members.list[i]);
 }
 
 /* ==== tiles told ==== */

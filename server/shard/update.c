@@ -20,6 +20,15 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
+static struct cairn_shard_job *pass_job(const struct cairn_run *run);
+static uint32_t pass_trained(const struct cairn_run *run, uint32_t item);
+static uint32_t pass_chunk(const struct cairn_run *run, uint32_t item);
+static struct cairn_step_sums pass_sums(const struct cairn_shard_job *job);
+static void pass_submit(struct cairn_shard_job *job, bool trained, bool all,
+                        const struct cairn_pass_kind *kind);
+static void times_updated(struct cairn_shard_job *job);
+static void times_updating(struct cairn_shard_job *job);
+
 static struct cairn_chunk_place place_of(const struct cairn_shard_job *job, uint64_t chunk)
 {
     return cairn_shard_map_chunk(&job->pass.table->map, chunk);
@@ -43,8 +52,8 @@ void cairn_pass_zero(struct cairn_shard_job *job, uint32_t chunk)
 static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage,
                             struct cairn_works *works)
 {
-    const struct cairn_shard_job *job = cairn_pass_job(run);
-    const uint32_t trained = cairn_pass_trained(run, item), chunk = cairn_pass_chunk(run, item);
+    const struct cairn_shard_job *job = pass_job(run);
+    const uint32_t trained = pass_trained(run, item), chunk = pass_chunk(run, item);
     const struct cairn_chunk_place place = place_of(job, chunk);
     float *acc = plane_at(job, CAIRN_PLANE_SUM, chunk, &place);
     struct cairn_sums *sums = &job->pass.chunk_sums[trained];
@@ -69,7 +78,7 @@ static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage
 static void conclude_reduce(struct cairn_run *run, uint32_t item, uint32_t thread)
 {
     const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
-    const struct cairn_sums *sums = &part->job->pass.chunk_sums[cairn_pass_trained(run, item)];
+    const struct cairn_sums *sums = &part->job->pass.chunk_sums[pass_trained(run, item)];
     cairn_status status = cairn_exact_add(&part->sums[thread].sum_squares, &sums->sum_squares);
     assert(status == CAIRN_OK);
     (void)status;
@@ -112,7 +121,7 @@ static void collect_untouched(struct cairn_shard_job *job)
 
 static void reduce_done(struct cairn_shard_job *job)
 {
-    struct cairn_step_sums sums = cairn_pass_sums(job);
+    struct cairn_step_sums sums = pass_sums(job);
     job->pass.gradients = collect_nonfinite(job, sums.nonfinite);
     collect_untouched(job);
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
@@ -122,7 +131,7 @@ void cairn_pass_reduce(struct cairn_shard_job *job)
 {
     static const struct cairn_pass_kind reduce = { describe_reduce, conclude_reduce, reduce_done };
     job->pass.reduce_waits = job->pass.republished != NULL; // one pass at a time
-    if (!job->pass.reduce_waits) cairn_pass_submit(job, true, false, &reduce);
+    if (!job->pass.reduce_waits) pass_submit(job, true, false, &reduce);
 }
 
 /* ---- update ---- */
@@ -228,8 +237,8 @@ static bool refresh_frozen(struct cairn_works *works, const struct cairn_shard_j
 static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
                            struct cairn_works *works)
 {
-    struct cairn_shard_job *job = cairn_pass_job(run);
-    const uint32_t chunk = cairn_pass_chunk(run, item);
+    struct cairn_shard_job *job = pass_job(run);
+    const uint32_t chunk = pass_chunk(run, item);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
     const struct cairn_chunk_place place = place_of(job, chunk);
     if (stage > 0) {
@@ -248,9 +257,9 @@ static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
 static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage,
                             struct cairn_works *works)
 {
-    struct cairn_shard_job *job = cairn_pass_job(run);
+    struct cairn_shard_job *job = pass_job(run);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
-    const uint32_t trained = cairn_pass_trained(run, item), chunk = cairn_pass_chunk(run, item);
+    const uint32_t trained = pass_trained(run, item), chunk = pass_chunk(run, item);
     if (stage > 0) {
         cairn_published_fill(works, next, chunk);
         return false;
@@ -286,14 +295,14 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
 static void conclude_update(struct cairn_run *run, uint32_t item, uint32_t thread)
 {
     const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
-    const uint32_t trained = cairn_pass_trained(run, item);
+    const uint32_t trained = pass_trained(run, item);
     if (trained != CAIRN_PASS_NOT_TRAINED)
         part->sums[thread].nonfinite += part->job->pass.chunk_sums[trained].nonfinite;
 }
 
 static void collect_results(struct cairn_shard_job *job)
 {
-    const uint64_t any = cairn_pass_sums(job).nonfinite;
+    const uint64_t any = pass_sums(job).nonfinite;
     job->pass.results = collect_nonfinite(job, any);
     if (any == 0) return;
     char tensors[CAIRN_RESULTS_BYTES];
@@ -308,7 +317,7 @@ static void collect_results(struct cairn_shard_job *job)
 static void update_done(struct cairn_shard_job *job)
 {
     const bool writes = job->pass.update_writes, has_param = cairn_write_has_param(job);
-    cairn_times_updated(job);
+    times_updated(job);
     cairn_published_end(job, job->pass.version_next, writes && has_param);
     if (!writes || has_param || !job->versions.knows_param) cairn_published_note_params(job);
     collect_results(job);
@@ -343,12 +352,12 @@ static void begin_update(struct cairn_shard_job *job)
     const struct cairn_published *next = &job->versions.copies[job->versions.writing];
     job->pass.update_waits = false;
     if (!is_ready(job)) return;
-    cairn_times_updating(job);
+    times_updating(job);
     cairn_pins_updating(job);
     if (job->pass.update_writes)
-        cairn_pass_submit(job, false, true, &write);
+        pass_submit(job, false, true, &write);
     else
-        cairn_pass_submit(job, true, next->stale, &update);
+        pass_submit(job, true, next->stale, &update);
 }
 
 void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision *decision)
@@ -382,9 +391,9 @@ void cairn_pass_copies_ended(struct cairn_shard_job *job)
 static bool describe_republish(struct cairn_run *run, uint32_t item, uint32_t stage,
                                struct cairn_works *works)
 {
-    struct cairn_shard_job *job = cairn_pass_job(run);
+    struct cairn_shard_job *job = pass_job(run);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
-    const uint32_t chunk = cairn_pass_chunk(run, item);
+    const uint32_t chunk = pass_chunk(run, item);
     const struct cairn_chunk_place place = place_of(job, chunk);
     if (stage > 0) {
         cairn_published_fill(works, next, chunk);
@@ -407,7 +416,7 @@ static void begin_republish(struct cairn_shard_job *job)
 {
     static const struct cairn_pass_kind republish = { describe_republish, NULL, republish_done };
     job->pass.update_waits = false;
-    if (is_ready(job)) cairn_pass_submit(job, false, true, &republish);
+    if (is_ready(job)) pass_submit(job, false, true, &republish);
 }
 
 cairn_status cairn_pass_republish(struct cairn_shard_job *job,
@@ -445,8 +454,8 @@ static void forget_moments(struct cairn_works *works, struct cairn_shard_job *jo
 static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
                           struct cairn_works *works)
 {
-    struct cairn_shard_job *job = cairn_pass_job(run);
-    const uint32_t chunk = cairn_pass_chunk(run, item);
+    struct cairn_shard_job *job = pass_job(run);
+    const uint32_t chunk = pass_chunk(run, item);
     const struct cairn_chunk_place place = place_of(job, chunk);
     // Updates pass frozen tensors by, so both copies have them from the start.
     const bool is_frozen = !job->view->forms[job->pass.table->extent_of[chunk]].trained;
@@ -482,7 +491,7 @@ void cairn_pass_seal(struct cairn_shard_job *job)
     assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
     job->state = CAIRN_JOB_SEALING;
     cairn_published_seal_begin(job);
-    cairn_pass_submit(job, false, true, &seal);
+    pass_submit(job, false, true, &seal);
 }
 
 /* ==== pass ==== */
@@ -596,21 +605,23 @@ void cairn_pass_close(struct cairn_shard_job *job)
 
 /* ---- items ---- */
 
-struct cairn_shard_job *cairn_pass_job(const struct cairn_run *run)
+static struct cairn_shard_job *pass_job(const struct cairn_run *run)
 {
     return ((const struct cairn_pass_part *)run)->job;
 }
 
-uint32_t cairn_pass_trained(const struct cairn_run *run, uint32_t item)
+/* The core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED: the item is one of all chunks. */
+static uint32_t pass_trained(const struct cairn_run *run, uint32_t item)
 {
     const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
     return item < part->trained_count ? part->trained_first + item : CAIRN_PASS_NOT_TRAINED;
 }
 
-uint32_t cairn_pass_chunk(const struct cairn_run *run, uint32_t item)
+/* The map's. */
+static uint32_t pass_chunk(const struct cairn_run *run, uint32_t item)
 {
     const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
-    const uint32_t trained = cairn_pass_trained(run, item);
+    const uint32_t trained = pass_trained(run, item);
     return trained != CAIRN_PASS_NOT_TRAINED ? part->job->pass.table->trained[trained]
                                              : part->first + (item - part->trained_count);
 }
@@ -620,7 +631,7 @@ uint32_t cairn_pass_chunk(const struct cairn_run *run, uint32_t item)
 /* One that failed has stopped the job: nothing of it is told or published. */
 static void part_done(struct cairn_run *run)
 {
-    struct cairn_shard_job *job = cairn_pass_job(run);
+    struct cairn_shard_job *job = pass_job(run);
     const bool is_last = --job->pass.parts_left == 0;
     job->pass.failed = cairn_shard_job_run_failed(job, run) || job->pass.failed;
     if (is_last && !job->pass.failed) job->pass.kind->done(job);
@@ -649,8 +660,10 @@ static void submit_part(struct cairn_pass_part *part, struct cairn_compute *comp
     cairn_compute_submit(&part->run);
 }
 
-void cairn_pass_submit(struct cairn_shard_job *job, bool trained, bool all,
-                       const struct cairn_pass_kind *kind)
+/* Begins a pass over the trained chunks, then over all chunks, if each is wanted. One pass at a
+ * time. */
+static void pass_submit(struct cairn_shard_job *job, bool trained, bool all,
+                        const struct cairn_pass_kind *kind)
 {
     struct cairn_pass *pass = &job->pass;
     struct cairn_pass_part *device = &pass->device, *host = &pass->host;
@@ -680,7 +693,8 @@ static void add_part(struct cairn_step_sums *sums, const struct cairn_pass_part 
     }
 }
 
-struct cairn_step_sums cairn_pass_sums(const struct cairn_shard_job *job)
+/* The sums of all threads of the pass that ended, in both homes. */
+static struct cairn_step_sums pass_sums(const struct cairn_shard_job *job)
 {
     struct cairn_step_sums sums = { 0 };
     add_part(&sums, &job->pass.device, &job->shard->device);
@@ -836,12 +850,13 @@ void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_actio
         tell(job, action->round);
 }
 
-void cairn_times_updating(struct cairn_shard_job *job)
+/* The pass of an UPDATE begins, and has ended. */
+static void times_updating(struct cairn_shard_job *job)
 {
     job->pass.times.updating_us = now_us();
 }
 
-void cairn_times_updated(struct cairn_shard_job *job)
+static void times_updated(struct cairn_shard_job *job)
 {
     job->pass.times.updated_us = now_us();
 }

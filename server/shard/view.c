@@ -6,6 +6,8 @@
 #include "server/shard/memory.h"
 #include "server/shard/shard.h"
 
+static void view_places_close(struct cairn_shard_view *view);
+
 struct cairn_shard_view *cairn_shard_view_ref(struct cairn_shard_view *view)
 {
     view->refs++;
@@ -18,7 +20,7 @@ void cairn_shard_view_unref(struct cairn_shard_view *view)
     assert(view->refs > 0);
     if (--view->refs > 0) return;
     free(view->forms);
-    cairn_shard_view_places_close(view);
+    view_places_close(view);
     cairn_chunk_table_close(&view->table);
     cairn_layout_close(view->layout);
     free(view);
@@ -276,7 +278,8 @@ cairn_status cairn_shard_view_places_open(struct cairn_shard_view *view,
     return CAIRN_OK;
 }
 
-void cairn_shard_view_places_close(struct cairn_shard_view *view)
+/* Safe to call again, and of a view that has none. */
+static void view_places_close(struct cairn_shard_view *view)
 {
     for (size_t i = 0; view->places != NULL && i < view->table.map.extent_count; i++)
         cairn_area_unref(view->places[i].area);

@@ -291,7 +291,9 @@ static json_int_t cache(int name)
     return value > 0 ? (json_int_t)value : 0;
 }
 
-json_t *cairn_bench_machine(void)
+/* cpu, cores, memory_bytes, kernel, isa (of the kernels in gpu/host), l1d_bytes and _ways, l2_bytes,
+ * l3_bytes (of a core). A new object. */
+static json_t *bench_machine(void)
 {
     char cpu[128];
     struct utsname name = { .release = "unknown" };
@@ -471,7 +473,7 @@ static int print_json(const struct cairn_bench_result *result)
     json_t *object = json_pack("{s:s, s:s, s:s, s:I, s:O, s:O, s:o}", "bench", result->bench,
                                "unit", result->unit, "reference_name", result->reference_name,
                                "runs", (json_int_t)result->runs, "params", result->params, "parts",
-                               result->parts, "machine", cairn_bench_machine());
+                               result->parts, "machine", bench_machine());
     set_spread(object, "value", &result->value);
     set_spread(object, "reference", &result->reference);
     set_spread(object, "ratio", &result->ratio);
@@ -501,7 +503,7 @@ static void print_spread(const char *name, const char *unit,
 
 static void print_table(const struct cairn_bench_result *result)
 {
-    json_t *machine = cairn_bench_machine();
+    json_t *machine = bench_machine();
     print_spread(result->bench, result->unit, &result->value, "");
     print_spread("reference", result->unit, &result->reference, result->reference_name);
     print_spread("ratio", "", &result->ratio, "");

@@ -256,9 +256,6 @@ double cairn_bench_now(void);
 /* Cores that this process may use, and the memory that is available now. */
 uint32_t cairn_bench_core_count(void);
 uint64_t cairn_bench_memory_bytes(void);
-/* cpu, cores, memory_bytes, kernel, isa (of the kernels in gpu/host), l1d_bytes and _ways, l2_bytes,
- * l3_bytes (of a core). A new object. */
-json_t *cairn_bench_machine(void);
 
 /* ---- the benches; each returns the exit status ---- */
 int cairn_bench_update(struct ctl *ctl);
@@ -298,19 +295,6 @@ enum cairn_bench_less {
 };
 
 struct cairn_bench_ends;
-
-/* path: a kind of fabric, or "one-sided": ucx, whose ends read each other's memory.
- * NULL: they could not be opened, and that was said. */
-struct cairn_bench_ends *cairn_bench_ends_open(const char *path, size_t chunk_bytes);
-void cairn_bench_ends_close(struct cairn_bench_ends *ends);
-/* Moves so many chunks, one way or the other, leaving out `less` (enum cairn_bench_less). Returns
- * the seconds it took; 0: it failed, and that was said. */
-double cairn_bench_ends_push(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less);
-double cairn_bench_ends_fetch(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less);
-/* Seconds of CPU that both processes have used so far. */
-double cairn_bench_ends_cpu(const struct cairn_bench_ends *ends);
-/* As cairn_fabric_describe; borrowed. */
-const char *cairn_bench_ends_describe(const struct cairn_bench_ends *ends);
 
 /* ==== reference ==== */
 
@@ -473,13 +457,10 @@ struct cairn_bench_disk {
     uint64_t bytes;
 };
 
-/* GB/s until all is on the disk; 0, and said: it failed, or a signal came. */
-double cairn_bench_disk_write(struct cairn_bench_disk *disk, uint64_t bytes);
 /* GB/s of the file's bytes, which are not in the page cache; as above. The first time it is written. */
 double cairn_bench_disk_read(struct cairn_bench_disk *disk, uint64_t bytes);
 /* The same of a file that is read and, by the same threads, written to another, until all is on the disk. */
 double cairn_bench_disk_copy(struct cairn_bench_disk *disk, uint64_t bytes);
-void cairn_bench_disk_close(struct cairn_bench_disk *disk);
 
 /* ==== saver ==== */
 
@@ -567,12 +548,6 @@ struct cairn_bench_torch {
  * or a module is missing, that is said. False: a signal came. */
 bool cairn_bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
                                struct cairn_bench_torch *out);
-
-/* Runs a script in `count` processes at a time; each is given a folder, `elems`, `count` and its
- * own index, and prints two numbers. Gives the greatest of each. 1: they are there; 0: not; -1: a
- * signal came. */
-int cairn_bench_torch_run(struct local *local, const char *script, uint64_t elems, uint32_t count,
-                          double numbers_out[static 2]);
 
 /* ==== snapshot ==== */
 

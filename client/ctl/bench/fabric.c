@@ -60,14 +60,21 @@ struct fabric_bench {
     double turns[TURNS][CAIRN_BENCH_RUNS_MAX + 1];
 };
 
+static double bench_ends_push(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less);
+static double bench_ends_fetch(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less);
+static double bench_ends_cpu(const struct cairn_bench_ends *ends);
+static const char *bench_ends_describe(const struct cairn_bench_ends *ends);
+static struct cairn_bench_ends *bench_ends_open(const char *path, size_t chunk_bytes);
+static void bench_ends_close(struct cairn_bench_ends *ends);
+
 static bool run_turns(struct fabric_bench *bench, uint32_t number)
 {
     const uint64_t chunks = (bench->chunks + 1) / 2;
     const double gigabytes = (double)(chunks * bench->chunk_bytes) * 1e-9;
     for (int i = 0; i < TURNS && !bench->is_mapped; i++) {
         const unsigned less = turns[i].less;
-        const double push = cairn_bench_ends_push(bench->ends, chunks, less);
-        const double fetch = push > 0 ? cairn_bench_ends_fetch(bench->ends, chunks, less) : 0;
+        const double push = bench_ends_push(bench->ends, chunks, less);
+        const double fetch = push > 0 ? bench_ends_fetch(bench->ends, chunks, less) : 0;
         if (!(fetch > 0)) return false;
         bench->turns[i][number] = 2 * gigabytes / (push + fetch);
     }
@@ -79,15 +86,15 @@ static double run_fabric(void *context)
     struct fabric_bench *bench = context;
     const double gigabytes = (double)(bench->chunks * bench->chunk_bytes) * 1e-9;
     const uint32_t i = bench->runs++;
-    const double before = cairn_bench_ends_cpu(bench->ends);
-    const double push = cairn_bench_ends_push(bench->ends, bench->chunks, 0);
-    const double between = cairn_bench_ends_cpu(bench->ends);
-    const double fetch = push > 0 ? cairn_bench_ends_fetch(bench->ends, bench->chunks, 0) : 0;
+    const double before = bench_ends_cpu(bench->ends);
+    const double push = bench_ends_push(bench->ends, bench->chunks, 0);
+    const double between = bench_ends_cpu(bench->ends);
+    const double fetch = push > 0 ? bench_ends_fetch(bench->ends, bench->chunks, 0) : 0;
     if (!(fetch > 0)) return 0;
     bench->pushes[i] = gigabytes / push;
     bench->fetches[i] = gigabytes / fetch;
     bench->push_cpu[i] = (between - before) / gigabytes;
-    bench->fetch_cpu[i] = (cairn_bench_ends_cpu(bench->ends) - between) / gigabytes;
+    bench->fetch_cpu[i] = (bench_ends_cpu(bench->ends) - between) / gigabytes;
     return run_turns(bench, i) ? 2 * gigabytes / (push + fetch) : 0;
 }
 
@@ -128,7 +135,7 @@ static void describe(struct fabric_bench *bench, struct cairn_bench_result *resu
     result->params = json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", bench->path, "chunk_bytes",
                                (json_int_t)bench->chunk_bytes, "window",
                                (json_int_t)CAIRN_BENCH_WINDOW, "chunks", (json_int_t)bench->chunks,
-                               "fabric", cairn_bench_ends_describe(bench->ends));
+                               "fabric", bench_ends_describe(bench->ends));
     result->parts = json_pack(
         "{s:f, s:f, s:f, s:f, s:f, s:f}", "push_GB/s", push, "fetch_GB/s", fetch, "push_ratio",
         push / result->reference.median, "fetch_ratio", fetch / result->reference.median,
@@ -147,7 +154,7 @@ int cairn_bench_fabric(struct ctl *ctl)
     static struct fabric_bench bench;
     int done = judge_fabric(ctl, &bench);
     if (done >= 0) return done;
-    bench.ends = cairn_bench_ends_open(bench.path, bench.chunk_bytes);
+    bench.ends = bench_ends_open(bench.path, bench.chunk_bytes);
     if (bench.ends == NULL) return 1;
     struct cairn_bench_result result = {
         .bench = "fabric",
@@ -159,7 +166,7 @@ int cairn_bench_fabric(struct ctl *ctl)
     done = cairn_bench_alternate(&result, ctl->bench.seconds, run_fabric, run_reference, &bench);
     if (done < 0) describe(&bench, &result);
     if (done < 0) done = cairn_bench_print(&result, ctl);
-    cairn_bench_ends_close(bench.ends);
+    bench_ends_close(bench.ends);
     return done;
 }
 
@@ -778,7 +785,9 @@ static void on_stall(uv_timer_t *stall)
     if (end->is_lost) uv_stop(&end->loop);
 }
 
-struct cairn_bench_ends *cairn_bench_ends_open(const char *path, size_t chunk_bytes)
+/* path: a kind of fabric, or "one-sided": ucx, whose ends read each other's memory.
+ * NULL: they could not be opened, and that was said. */
+static struct cairn_bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
 {
     struct cairn_bench_ends *ends = calloc(1, sizeof *ends);
     int line[2];
@@ -805,11 +814,11 @@ struct cairn_bench_ends *cairn_bench_ends_open(const char *path, size_t chunk_by
         worker->is_open = true;
         return ends;
     }
-    cairn_bench_ends_close(ends);
+    bench_ends_close(ends);
     return NULL;
 }
 
-void cairn_bench_ends_close(struct cairn_bench_ends *ends)
+static void bench_ends_close(struct cairn_bench_ends *ends)
 {
     struct end *worker = &ends->worker;
     close(ends->line);
@@ -845,12 +854,14 @@ static double run(struct cairn_bench_ends *ends, uint8_t kind, uint64_t chunks, 
     return 0;
 }
 
-double cairn_bench_ends_push(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less)
+/* Moves so many chunks, one way or the other, leaving out `less` (enum cairn_bench_less). Returns
+ * the seconds it took; 0: it failed, and that was said. */
+static double bench_ends_push(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less)
 {
     return run(ends, CAIRN_CHUNK_PUSH, chunks, less);
 }
 
-double cairn_bench_ends_fetch(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less)
+static double bench_ends_fetch(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less)
 {
     return run(ends, CAIRN_CHUNK_FETCH, chunks, less);
 }
@@ -862,14 +873,16 @@ static double seconds_of(clockid_t clock)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-double cairn_bench_ends_cpu(const struct cairn_bench_ends *ends)
+/* Seconds of CPU that both processes have used so far. */
+static double bench_ends_cpu(const struct cairn_bench_ends *ends)
 {
     clockid_t shard;
     const double ours = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
     return clock_getcpuclockid(ends->shard, &shard) == 0 ? ours + seconds_of(shard) : ours;
 }
 
-const char *cairn_bench_ends_describe(const struct cairn_bench_ends *ends)
+/* As cairn_fabric_describe; borrowed. */
+static const char *bench_ends_describe(const struct cairn_bench_ends *ends)
 {
     return cairn_fabric_describe(ends->worker.fabric);
 }

@@ -291,8 +291,11 @@ static int run_torch(struct local *local, const char *python, const char *script
     return is_there;
 }
 
-int cairn_bench_torch_run(struct local *local, const char *script, uint64_t elems, uint32_t count,
-                          double numbers_out[static 2])
+/* Runs a script in `count` processes at a time; each is given a folder, `elems`, `count` and its
+ * own index, and prints two numbers. Gives the greatest of each. 1: they are there; 0: not; -1: a
+ * signal came. */
+static int bench_torch_run(struct local *local, const char *script, uint64_t elems, uint32_t count,
+                           double numbers_out[static 2])
 {
     const int is_there = run_torch(local, "python3", script, elems, count, numbers_out);
     return is_there != 0 ? is_there
@@ -304,12 +307,11 @@ bool cairn_bench_torch_measure(struct local *local, uint64_t elems, uint32_t wor
 {
     double numbers[2];
     *out = (struct cairn_bench_torch) { .save_s = 0 };
-    int is_there = cairn_bench_torch_run(local, save_script, elems, 1, numbers);
+    int is_there = bench_torch_run(local, save_script, elems, 1, numbers);
     if (is_there < 0) return false;
     if (is_there > 0) out->save_s = numbers[0];
     if (is_there == 0) fprintf(stderr, "skip: torch.save: no python3 has torch, or it failed\n");
-    is_there = is_there > 0 ? cairn_bench_torch_run(local, async_script, elems, workers, numbers)
-                            : 0;
+    is_there = is_there > 0 ? bench_torch_run(local, async_script, elems, workers, numbers) : 0;
     if (is_there < 0) return false;
     if (is_there > 0) out->stall_s = numbers[0], out->async_s = numbers[1];
     if (is_there == 0)
@@ -428,7 +430,7 @@ static double import_once(void *context)
 {
     struct snapshot_bench *b = context;
     double numbers[2]; // seconds, bytes
-    const int ran = cairn_bench_torch_run(b->local, import_script, snapshot_elems(b), 1, numbers);
+    const int ran = bench_torch_run(b->local, import_script, snapshot_elems(b), 1, numbers);
     if (ran == 0)
         (void)cairn_ctl_fail(CAIRN_ERR_IO, "cairn.import_checkpoint failed, of %s in %s",
                              cairn_ctl_bytes(snapshot_bytes(b)), b->local->folder);
@@ -446,7 +448,7 @@ int snapshot_import(struct snapshot_bench *b)
 {
     static const char import_test[] = "import torch, cairn\nprint(1, 1, flush=True)\n";
     double numbers[2];
-    const int is_there = cairn_bench_torch_run(b->local, import_test, 0, 1, numbers);
+    const int is_there = bench_torch_run(b->local, import_test, 0, 1, numbers);
     if (is_there > 0) return cairn_bench_alternate(b->result, 0.001, import_once, read_raw, b);
     if (is_there < 0) return 1;
     if (b->ctl->bench.only != NULL)

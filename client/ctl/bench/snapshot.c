@@ -50,6 +50,8 @@ static const struct part {
 
 /* ---- what the parts share ---- */
 
+static void bench_disk_close(struct cairn_bench_disk *disk);
+
 uint64_t snapshot_elems(const struct snapshot_bench *b)
 {
     return b->plan.model.tensors * (uint64_t)cairn_bench_model_elems(&b->plan.model);
@@ -130,7 +132,7 @@ static int run_there(struct local *local, void *context)
     b->saver.id[0] = '\0';
     b->steps = 0;
     const int done = running->run(b);
-    cairn_bench_disk_close(&b->disk);
+    bench_disk_close(&b->disk);
     return done;
 }
 
@@ -353,7 +355,8 @@ static uint64_t whole_blocks(uint64_t bytes)
     return (bytes + block - 1) / block * block;
 }
 
-double cairn_bench_disk_write(struct cairn_bench_disk *disk, uint64_t bytes)
+/* GB/s until all is on the disk; 0, and said: it failed, or a signal came. */
+static double bench_disk_write(struct cairn_bench_disk *disk, uint64_t bytes)
 {
     const int fd = open_file(disk);
     if (fd < 0) return 0;
@@ -366,7 +369,7 @@ double cairn_bench_disk_write(struct cairn_bench_disk *disk, uint64_t bytes)
 /* The file that is read, of whole blocks. False, and said. */
 static bool have_file(struct cairn_bench_disk *disk, uint64_t bytes)
 {
-    if (disk->bytes != bytes) cairn_bench_disk_close(disk);
+    if (disk->bytes != bytes) bench_disk_close(disk);
     if (disk->fd == 0) {
         const int fd = open_file(disk);
         if (fd < 0) return false;
@@ -396,7 +399,7 @@ double cairn_bench_disk_copy(struct cairn_bench_disk *disk, uint64_t bytes)
     return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
 }
 
-void cairn_bench_disk_close(struct cairn_bench_disk *disk)
+static void bench_disk_close(struct cairn_bench_disk *disk)
 {
     if (disk->fd > 0) close(disk->fd);
     disk->fd = 0;
@@ -421,7 +424,7 @@ static double write_once(void *context)
 double snapshot_write_raw(void *context)
 {
     struct snapshot_bench *b = context;
-    return cairn_bench_disk_write(&b->disk, snapshot_bytes(b));
+    return bench_disk_write(&b->disk, snapshot_bytes(b));
 }
 
 /* The job's first version, and nobody who trains it. */
