@@ -70,11 +70,11 @@ static void print_use(const Cairn__MemberStatus *m)
     const Cairn__ShardStats *stats = m->stats;
     if (stats == NULL) return;
     printf("%s: %llu launches, %s copied in, %s out; %s of host memory pinned\n", m->name,
-           (unsigned long long)stats->launches, cairn_ctl_bytes(stats->in_bytes),
-           cairn_ctl_bytes(stats->out_bytes), cairn_ctl_bytes(stats->pinned_bytes));
+           (unsigned long long)stats->launches, ctl_bytes(stats->in_bytes),
+           ctl_bytes(stats->out_bytes), ctl_bytes(stats->pinned_bytes));
     if (stats->unpinned_bytes > 0)
         printf("%s: %s of host memory could not be pinned: copies of it are slower\n", m->name,
-               cairn_ctl_bytes(stats->unpinned_bytes));
+               ctl_bytes(stats->unpinned_bytes));
 }
 
 static void print_home(const Cairn__MemberStatus *m)
@@ -84,8 +84,8 @@ static void print_home(const Cairn__MemberStatus *m)
         return;
     }
     printf("%s: state lies on %s (%s, %s), %s, of which its context and others took %s\n", m->name,
-           m->home->device, m->home->backend, m->home->driver,
-           cairn_ctl_bytes(m->home->total_bytes), cairn_ctl_bytes(m->home->taken_bytes));
+           m->home->device, m->home->backend, m->home->driver, ctl_bytes(m->home->total_bytes),
+           ctl_bytes(m->home->taken_bytes));
     if (m->home->device_memory[0] != '\0')
         printf("%s: what lies there goes to other hosts %s: %s\n", m->name,
                strcmp(m->home->device_memory, "device") == 0 ? "from there" : "through host memory",
@@ -159,19 +159,19 @@ static void print_strangers(const struct ctl *ctl, Cairn__StrangePart *const *pa
 {
     static const char *const headers[] = { "JOB",  "NUMBER", "GENERATION", "STEP",
                                            "PART", "SHARD",  "MEMORY",     "WHY" };
-    struct ctl_table *table = cairn_ctl_table_open(headers, 8);
+    struct ctl_table *table = ctl_table_open(headers, 8);
     for (size_t i = 0; i < count; i++) {
         const Cairn__HeldJob *part = parts[i]->part;
-        cairn_ctl_table_cell(table, "%s", part->name);
-        cairn_ctl_table_cell(table, "%016llx", (unsigned long long)part->job);
-        cairn_ctl_table_cell(table, "%llu", (unsigned long long)part->generation);
-        cairn_ctl_table_cell(table, "%llu", (unsigned long long)part->version_step);
-        cairn_ctl_table_cell(table, "%u of %u", part->shard_index + 1, part->shard_count);
-        cairn_ctl_table_cell(table, "%s", parts[i]->shard);
-        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(part->bytes));
-        cairn_ctl_table_cell(table, "%s", parts[i]->why);
+        ctl_table_cell(table, "%s", part->name);
+        ctl_table_cell(table, "%016llx", (unsigned long long)part->job);
+        ctl_table_cell(table, "%llu", (unsigned long long)part->generation);
+        ctl_table_cell(table, "%llu", (unsigned long long)part->version_step);
+        ctl_table_cell(table, "%u of %u", part->shard_index + 1, part->shard_count);
+        ctl_table_cell(table, "%s", parts[i]->shard);
+        ctl_table_cell(table, "%s", ctl_bytes(part->bytes));
+        ctl_table_cell(table, "%s", parts[i]->why);
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
 static int print_json(const Cairn__ClusterStatus *status)
@@ -192,7 +192,7 @@ static int print_json(const Cairn__ClusterStatus *status)
                 (json_int_t)m->memory_bytes, "version", m->version, "without",
                 without_json(m->without), "home", home_json(m)));
     }
-    return cairn_ctl_print_json(
+    return ctl_print_json(
         json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:s, s:o, s:o}", "cluster", status->cluster,
                   "store", store, "version", status->version, "coordinator_incarnation",
                   (json_int_t)status->coordinator_incarnation, "uptime_ms",
@@ -204,11 +204,11 @@ static int print_json(const Cairn__ClusterStatus *status)
 static cairn_status ask_status(struct ctl *ctl, ProtobufCMessage **reply_out)
 {
     const Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
-    return cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base, CAIRN_MSG_CLUSTER_STATUS,
-                          reply_out);
+    return ctl_call(ctl, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base, CAIRN_MSG_CLUSTER_STATUS,
+                    reply_out);
 }
 
-void cairn_ctl_say_strangers(struct ctl *ctl)
+void ctl_say_strangers(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
     if (ask_status(ctl, &reply) != CAIRN_OK) return;
@@ -222,7 +222,7 @@ void cairn_ctl_say_strangers(struct ctl *ctl)
     cairn_message_free(reply);
 }
 
-int cairn_ctl_cluster_status(struct ctl *ctl)
+int ctl_cluster_status(struct ctl *ctl)
 {
     static const char *const headers[] = { "NAME",  "ROLE",   "STATE",   "FOR",    "PATH",
                                            "PLACE", "MEMORY", "ADDRESS", "VERSION" };
@@ -246,24 +246,24 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
                    (unsigned long long)status->uptime_ms / 1000, status->shards_expected,
                    status->shards_expected == 1 ? "" : "s", status->job_count,
                    status->job_count == 1 ? "" : "s");
-        struct ctl_table *table = cairn_ctl_table_open(headers, 9);
+        struct ctl_table *table = ctl_table_open(headers, 9);
         for (size_t i = 0; i < status->n_members; i++) {
             const Cairn__MemberStatus *m = status->members[i];
-            cairn_ctl_table_cell(table, "%s", m->name);
-            cairn_ctl_table_cell(table, "%s", cairn_role_name(m->role));
-            cairn_ctl_table_cell(table, "%s", m->state);
-            cairn_ctl_table_cell(table, "%llu s", (unsigned long long)m->since_ms / 1000);
-            cairn_ctl_table_cell(table, "%s", m->path);
-            cairn_ctl_table_cell(table, "%s", m->place);
+            ctl_table_cell(table, "%s", m->name);
+            ctl_table_cell(table, "%s", cairn_role_name(m->role));
+            ctl_table_cell(table, "%s", m->state);
+            ctl_table_cell(table, "%llu s", (unsigned long long)m->since_ms / 1000);
+            ctl_table_cell(table, "%s", m->path);
+            ctl_table_cell(table, "%s", m->place);
             if (m->memory_bytes > 0)
-                cairn_ctl_table_cell(table, "%s of %s", cairn_ctl_bytes(m->state_bytes),
-                                     cairn_ctl_bytes(m->memory_bytes));
+                ctl_table_cell(table, "%s of %s", ctl_bytes(m->state_bytes),
+                               ctl_bytes(m->memory_bytes));
             else
-                cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(m->state_bytes));
-            cairn_ctl_table_cell(table, "%s", m->address);
-            cairn_ctl_table_cell(table, "%s", m->version);
+                ctl_table_cell(table, "%s", ctl_bytes(m->state_bytes));
+            ctl_table_cell(table, "%s", m->address);
+            ctl_table_cell(table, "%s", m->version);
         }
-        cairn_ctl_table_close(table, ctl);
+        ctl_table_close(table, ctl);
         if (!ctl->quiet) print_homes(status);
         if (!ctl->quiet) print_without(status);
         if (!ctl->quiet) print_storage(status);
@@ -280,19 +280,19 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
     return 0;
 }
 
-int cairn_ctl_cluster_forget(struct ctl *ctl)
+int ctl_cluster_forget(struct ctl *ctl)
 {
     Cairn__ClusterForget forget = CAIRN__CLUSTER_FORGET__INIT;
     ProtobufCMessage *reply;
     forget.job = ctl->argv[0];
     forget.plan = !ctl->yes;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_FORGET, &forget.base,
-                                               CAIRN_MSG_CLUSTER_FORGOTTEN, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_CLUSTER_FORGET, &forget.base,
+                                         CAIRN_MSG_CLUSTER_FORGOTTEN, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__ClusterForgotten *forgotten = (const Cairn__ClusterForgotten *)reply;
     if (ctl->json) {
-        cairn_ctl_print_json(json_pack("{s:b, s:o}", "done", (int)ctl->yes, "parts",
-                                       strangers_json(forgotten->parts, forgotten->n_parts)));
+        ctl_print_json(json_pack("{s:b, s:o}", "done", (int)ctl->yes, "parts",
+                                 strangers_json(forgotten->parts, forgotten->n_parts)));
     } else {
         print_strangers(ctl, forgotten->parts, forgotten->n_parts);
         if (!ctl->yes)
@@ -303,26 +303,26 @@ int cairn_ctl_cluster_forget(struct ctl *ctl)
     return 0;
 }
 
-int cairn_ctl_cluster_backup(struct ctl *ctl)
+int ctl_cluster_backup(struct ctl *ctl)
 {
     Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
     ProtobufCMessage *reply;
     char path[PATH_MAX];
-    const int refused = cairn_ctl_absolute("FILE", ctl->argv[0], path);
+    const int refused = ctl_absolute("FILE", ctl->argv[0], path);
     if (refused >= 0) return refused;
     backup.path = path;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_BACKUP, &backup.base,
-                                               CAIRN_MSG_CLUSTER_BACKED_UP, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_CLUSTER_BACKUP, &backup.base,
+                                         CAIRN_MSG_CLUSTER_BACKED_UP, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__ClusterBackedUp *made = (const Cairn__ClusterBackedUp *)reply;
     if (ctl->json)
-        cairn_ctl_print_json(
+        ctl_print_json(
             json_pack("{s:s, s:I}", "path", made->path, "bytes", (json_int_t)made->bytes));
     else if (ctl->quiet)
         printf("%s\n", made->path);
     else
-        cairn_ctl_line("copied to", "%s, %s, on the coordinator's host", made->path,
-                       cairn_ctl_bytes(made->bytes));
+        ctl_line("copied to", "%s, %s, on the coordinator's host", made->path,
+                 ctl_bytes(made->bytes));
     cairn_message_free(reply);
     return 0;
 }
@@ -373,7 +373,7 @@ static void say_keys(const Cairn__Keys *keys, bool done)
                keys->keys[i]->id, done ? "is" : "would be");
 }
 
-int cairn_ctl_cluster_adopt(struct ctl *ctl)
+int ctl_cluster_adopt(struct ctl *ctl)
 {
     static const char *const headers[] = { "JOB", "GENERATION", "STEP", "SHARDS", "REFUSED" };
     Cairn__ClusterAdopt adopt = CAIRN__CLUSTER_ADOPT__INIT;
@@ -381,26 +381,26 @@ int cairn_ctl_cluster_adopt(struct ctl *ctl)
     size_t whole = 0;
     adopt.plan = !ctl->yes;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = ADOPT_TIMEOUT_MS;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_CLUSTER_ADOPT, &adopt.base,
-                                               CAIRN_MSG_CLUSTER_ADOPTED, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_CLUSTER_ADOPT, &adopt.base,
+                                         CAIRN_MSG_CLUSTER_ADOPTED, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__ClusterAdopted *adopted = (const Cairn__ClusterAdopted *)reply;
     for (size_t i = 0; i < adopted->n_jobs; i++) whole += adopted->jobs[i]->refused[0] == '\0';
     if (ctl->json) {
-        cairn_ctl_print_json(json_pack("{s:b, s:o, s:o, s:o}", "done", (int)(ctl->yes && whole > 0),
-                                       "jobs", adopted_json(adopted), "keys",
-                                       keys_json(adopted->keys), "silent", silent_json(adopted)));
+        ctl_print_json(json_pack("{s:b, s:o, s:o, s:o}", "done", (int)(ctl->yes && whole > 0),
+                                 "jobs", adopted_json(adopted), "keys", keys_json(adopted->keys),
+                                 "silent", silent_json(adopted)));
     } else {
-        struct ctl_table *table = cairn_ctl_table_open(headers, 5);
+        struct ctl_table *table = ctl_table_open(headers, 5);
         for (size_t i = 0; i < adopted->n_jobs; i++) {
             const Cairn__AdoptedJob *j = adopted->jobs[i];
-            cairn_ctl_table_cell(table, "%s", j->name);
-            cairn_ctl_table_cell(table, "%llu", (unsigned long long)j->generation);
-            cairn_ctl_table_cell(table, "%llu", (unsigned long long)j->step);
-            cairn_ctl_table_cell(table, "%u", j->shards);
-            cairn_ctl_table_cell(table, "%s", j->refused);
+            ctl_table_cell(table, "%s", j->name);
+            ctl_table_cell(table, "%llu", (unsigned long long)j->generation);
+            ctl_table_cell(table, "%llu", (unsigned long long)j->step);
+            ctl_table_cell(table, "%u", j->shards);
+            ctl_table_cell(table, "%s", j->refused);
         }
-        cairn_ctl_table_close(table, ctl);
+        ctl_table_close(table, ctl);
         say_keys(adopted->keys, ctl->yes);
         say_silent(adopted);
         if (adopted->n_jobs == 0)
@@ -483,7 +483,7 @@ static void check_shard(struct check *check, const Cairn__MemberStatus *m)
         add(check, TROUBLE_DEGRADED, m->name, "%s", m->home->warning);
     if (m->stats != NULL && m->stats->unpinned_bytes > 0)
         add(check, TROUBLE_DEGRADED, m->name, "%s of host memory could not be pinned",
-            cairn_ctl_bytes(m->stats->unpinned_bytes));
+            ctl_bytes(m->stats->unpinned_bytes));
 }
 
 static void check_cluster(struct check *check, const Cairn__ClusterStatus *status)
@@ -586,11 +586,11 @@ static cairn_status check_snapshots(struct check *check, struct ctl *ctl, const 
     get.job = j->name;
     struct cairn_sentence why;
     ctl->failed = &why;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
-                                               CAIRN_MSG_SNAPSHOT_LIST, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
+                                         CAIRN_MSG_SNAPSHOT_LIST, &reply);
     ctl->failed = NULL;
     if (called != CAIRN_OK && !is_answer(called)) {
-        cairn_ctl_fail(called, "%s", why.text);
+        ctl_fail(called, "%s", why.text);
         return called;
     }
     if (called != CAIRN_OK) {
@@ -624,7 +624,7 @@ static int end(struct check *check, cairn_status status)
     if (status != CAIRN_OK)
         json_decref(check->found);
     else if (check->found != NULL)
-        cairn_ctl_print_json(json_pack("{s:b, s:o}", "well", found == 0, "found", check->found));
+        ctl_print_json(json_pack("{s:b, s:o}", "well", found == 0, "found", check->found));
     else if (found == 0 && !check->ctl->quiet)
         printf("all is well\n");
     return status == CAIRN_OK ? found : cairn_status_exit((int)status);
@@ -638,8 +638,8 @@ static int cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status)
     struct check check = begin(ctl);
     ProtobufCMessage *reply;
     check_cluster(&check, status);
-    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
-                                         &reply);
+    cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
+                                   &reply);
     if (called != CAIRN_OK) return end(&check, called);
     const Cairn__JobList *list = (const Cairn__JobList *)reply;
     for (size_t i = 0; i < list->n_jobs && called == CAIRN_OK; i++)
@@ -648,14 +648,14 @@ static int cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status)
     return end(&check, called);
 }
 
-int cairn_ctl_job_check(struct ctl *ctl)
+int ctl_job_check(struct ctl *ctl)
 {
     Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
     struct check check = begin(ctl);
     ProtobufCMessage *reply;
     show.name = ctl->argv[0];
-    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &show.base, CAIRN_MSG_JOB_STATUS,
-                                         &reply);
+    cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &show.base, CAIRN_MSG_JOB_STATUS,
+                                   &reply);
     if (called != CAIRN_OK) return end(&check, called);
     called = check_job(&check, ctl, (const Cairn__JobStatus *)reply);
     cairn_message_free(reply);
@@ -687,11 +687,11 @@ static json_t *event_json(const Cairn__Event *e)
 
 static void add_row(struct ctl_table *table, const Cairn__Event *e)
 {
-    cairn_ctl_table_cell(table, "%s", time_text(e->unix_ms));
-    cairn_ctl_table_cell(table, "%s", e->kind);
-    cairn_ctl_table_cell(table, "%s", e->job[0] != '\0' ? e->job : "-");
-    cairn_ctl_table_cell(table, "%s", e->who[0] != '\0' ? e->who : "-");
-    cairn_ctl_table_cell(table, "%s", e->text);
+    ctl_table_cell(table, "%s", time_text(e->unix_ms));
+    ctl_table_cell(table, "%s", e->kind);
+    ctl_table_cell(table, "%s", e->job[0] != '\0' ? e->job : "-");
+    ctl_table_cell(table, "%s", e->who[0] != '\0' ? e->who : "-");
+    ctl_table_cell(table, "%s", e->text);
 }
 
 struct seen {
@@ -730,8 +730,8 @@ static cairn_status ask(struct ctl *ctl, struct ctl_table *table, json_t *list, 
     for (bool more = true; more;) {
         ProtobufCMessage *reply;
         get.after = seen->after;
-        const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_EVENTS_GET, &get.base,
-                                                   CAIRN_MSG_EVENTS, &reply);
+        const cairn_status called = ctl_call(ctl, CAIRN_MSG_EVENTS_GET, &get.base, CAIRN_MSG_EVENTS,
+                                             &reply);
         if (called != CAIRN_OK) return called;
         const Cairn__Events *page = (const Cairn__Events *)reply;
         const bool anew = goes_back(seen, page);
@@ -747,12 +747,12 @@ static cairn_status print_new(struct ctl *ctl, struct seen *seen)
 {
     static const char *const headers[] = { "TIME", "EVENT", "JOB", "WHO", "WHAT" };
     json_t *list = ctl->json ? json_array() : NULL;
-    struct ctl_table *table = ctl->json ? NULL : cairn_ctl_table_open(headers, 5);
+    struct ctl_table *table = ctl->json ? NULL : ctl_table_open(headers, 5);
     const cairn_status status = ask(ctl, table, list, seen);
     if (table != NULL)
-        cairn_ctl_table_close(table, ctl);
+        ctl_table_close(table, ctl);
     else if (status == CAIRN_OK && !ctl->watch)
-        cairn_ctl_print_json(json_pack("{s:O}", "events", list));
+        ctl_print_json(json_pack("{s:O}", "events", list));
     for (size_t i = 0; ctl->json && ctl->watch && i < json_array_size(list); i++) {
         json_dumpf(json_array_get(list, i), stdout, JSON_COMPACT);
         printf("\n");
@@ -765,7 +765,7 @@ static int follow(struct ctl *ctl, struct seen *seen)
 {
     ctl->no_headers = true;
     ctl->tries_again = true;
-    cairn_ctl_on_interrupt("%s", ""); // ends without a word
+    ctl_on_interrupt("%s", ""); // ends without a word
     for (;;) {
         if (fflush(stdout) != 0) return 1; // nobody reads it
         poll(NULL, 0, (int)(ctl->every_s * 1000));
@@ -775,7 +775,7 @@ static int follow(struct ctl *ctl, struct seen *seen)
     }
 }
 
-int cairn_ctl_cluster_events(struct ctl *ctl)
+int ctl_cluster_events(struct ctl *ctl)
 {
     struct seen seen = { 0 };
     const cairn_status status = print_new(ctl, &seen);
@@ -787,18 +787,18 @@ int cairn_ctl_cluster_events(struct ctl *ctl)
 
 /* cairn shard forget */
 
-int cairn_ctl_shard_forget(struct ctl *ctl)
+int ctl_shard_forget(struct ctl *ctl)
 {
     Cairn__ShardForget forget = CAIRN__SHARD_FORGET__INIT;
     ProtobufCMessage *reply;
     forget.name = ctl->argv[0];
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SHARD_FORGET, &forget.base,
-                                               CAIRN_MSG_DONE, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SHARD_FORGET, &forget.base, CAIRN_MSG_DONE,
+                                         &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     if (ctl->json)
-        cairn_ctl_print_json(json_pack("{s:s}", "forgotten", forget.name));
+        ctl_print_json(json_pack("{s:s}", "forgotten", forget.name));
     else if (!ctl->quiet)
-        cairn_ctl_line("forgotten", "%s", forget.name);
+        ctl_line("forgotten", "%s", forget.name);
     cairn_message_free(reply);
     return 0;
 }
@@ -861,7 +861,7 @@ static bool parse_time(const char *text, uint64_t *unix_ms_out)
     return true;
 }
 
-bool cairn_ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
+bool ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out)
 {
     return parse_ago(text, now_ms, unix_ms_out) || parse_time(text, unix_ms_out);
 }

@@ -196,93 +196,92 @@ struct ctl {
 
 /* Connects, says Hello, sends one request and gives its reply of `reply_type` (freed by the caller with
  * cairn_message_free). Failure: the sentence is printed; the exit status is cairn_status_exit of it. */
-cairn_status cairn_ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
-                            uint16_t reply_type, ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
-/* Like cairn_ctl_call, for a reply that goes on in Page messages. `pages` is zeroed before; on
+cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
+                      uint16_t reply_type, ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
+/* Like ctl_call, for a reply that goes on in Page messages. `pages` is zeroed before; on
  * CAIRN_OK the caller releases it. */
-cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
-                                  uint16_t reply_type, ProtobufCMessage **reply_out,
-                                  struct cairn_paged *pages) CAIRN_MUST_CHECK;
+cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
+                            uint16_t reply_type, ProtobufCMessage **reply_out,
+                            struct cairn_paged *pages) CAIRN_MUST_CHECK;
 
 /* ---- job.c ---- */
-/* An amendment, with a key of its own. *revision_out: that the job has then. As cairn_ctl_call. */
-cairn_status cairn_ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend,
-                             uint64_t *revision_out) CAIRN_MUST_CHECK;
+/* An amendment, with a key of its own. *revision_out: that the job has then. As ctl_call. */
+cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend,
+                       uint64_t *revision_out) CAIRN_MUST_CHECK;
 
 /* Says what went wrong on stderr, with the stable code, and returns the exit status. */
-int cairn_ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+int ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- options.c ---- */
 /* Reads options up to the next word of the line, or with `all` everywhere in it; ctl->argv then begins
  * with what is no option. -1: go on; else the exit status. */
-int cairn_ctl_options_read(struct ctl *ctl, bool all);
+int ctl_options_read(struct ctl *ctl, bool all);
 /* Refuses what was given and the subcommand does not take; as above. */
-int cairn_ctl_options_judge(const struct ctl *ctl, uint64_t takes);
+int ctl_options_judge(const struct ctl *ctl, uint64_t takes);
 /* Prints what is taken, a line each. */
-void cairn_ctl_options_print(FILE *out, uint64_t takes);
+void ctl_options_print(FILE *out, uint64_t takes);
 /* "; see cairn job list --help" */
-int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
+int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* ---- options.c ---- */
 /* 1 to max, with K, M, G or T for thousands of it. -1: go on; else the exit status. */
-int cairn_ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out);
+int ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out);
 
 /* ---- cluster.c ---- */
 /* Reads "2h" (ms, s, m, h, d before now) or RFC 3339, "2026-11-24T14:00:00Z". */
-bool cairn_ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out);
+bool ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out);
 
 /* ---- output.c ---- */
 /* May `what` go, which is called `name`? -1: go on; else the exit status. */
-int cairn_ctl_confirm(const struct ctl *ctl, const char *what, const char *name);
+int ctl_confirm(const struct ctl *ctl, const char *what, const char *name);
 
 /* ---- output.c ---- */
 /* Makes the path that was given as `what` absolute. -1: go on; else the exit status. */
-int cairn_ctl_absolute(const char *what, const char *path, char out[static PATH_MAX]);
+int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX]);
 
 /* ---- output.c ---- */
 /* A table: rows of cells, columns as wide as their widest cell. Cells are copied. */
 struct ctl_table;
-struct ctl_table *cairn_ctl_table_open(const char *const *headers, size_t column_count);
-void cairn_ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
+struct ctl_table *ctl_table_open(const char *const *headers, size_t column_count);
+void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 /* Prints it (with headers unless told not to) and frees it. */
-void cairn_ctl_table_close(struct ctl_table *table, const struct ctl *ctl);
+void ctl_table_close(struct ctl_table *table, const struct ctl *ctl);
 /* "name: value" lines of one thing. */
-void cairn_ctl_line(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void cairn_ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown);
+void ctl_line(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown);
 /* A new number, or null. */
-json_t *cairn_ctl_json_known(bool known, uint64_t number);
+json_t *ctl_json_known(bool known, uint64_t number);
 /* Prints the object (taken) with schema_version, and returns 0. */
-int cairn_ctl_print_json(json_t *object);
+int ctl_print_json(json_t *object);
 /* Lower-case hexadecimal; "" for no bytes. Static memory, valid until the call after next. */
-const char *cairn_ctl_hex(ProtobufCBinaryData bytes);
+const char *ctl_hex(ProtobufCBinaryData bytes);
 /* "12.3 MiB". Static memory, valid until the fourth call after it. */
-const char *cairn_ctl_bytes(uint64_t bytes);
+const char *ctl_bytes(uint64_t bytes);
 
 /* ---- snapshot.c ---- */
-#define CTL_SNAPSHOT_TIMEOUT_MS 600000                                  /* if none is given */
-json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *snapshot); /* a new object */
-void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
+#define CTL_SNAPSHOT_TIMEOUT_MS 600000                            /* if none is given */
+json_t *ctl_snapshot_json(const Cairn__SnapshotStatus *snapshot); /* a new object */
+void ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
 /* The line "damaged" of a job or a snapshot: elements that are not finite, and their tensors. */
-void cairn_ctl_damaged_line(uint64_t nonfinite, const char *tensors);
+void ctl_damaged_line(uint64_t nonfinite, const char *tensors);
 /* On stderr: a snapshot with such elements "is passed over", say. */
-void cairn_ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
+void ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
 
 /* ---- snapshot.c: when they are taken, and which of them stay ---- */
-void cairn_ctl_rules_print(const Cairn__JobSpec *spec);
+void ctl_rules_print(const Cairn__JobSpec *spec);
 
 /* ---- job.c: what the shards counted of a job ---- */
 
 /* ---- job.c: what it takes of its shards; an entry a shard ---- */
-uint64_t cairn_ctl_job_memory_sum(const Cairn__MemoryTold *memory); /* of all kinds */
-json_t *cairn_ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count);
-void cairn_ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards,
-                                size_t count);
+uint64_t ctl_job_memory_sum(const Cairn__MemoryTold *memory); /* of all kinds */
+json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count);
+void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count);
 
 /* ---- output.c ---- */
 /* From now on SIGINT and SIGTERM end the command (130), at once, with this line on stderr. */
-void cairn_ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- reshard.c ---- */
 
@@ -292,55 +291,55 @@ void cairn_ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 
 /* Runs it every ctl->every_s seconds until SIGINT or SIGTERM, over what it printed before on a terminal,
  * an empty line between elsewhere; or until it fails, but for a coordinator that was there and cannot be
  * reached. */
-int cairn_ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl));
+int ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl));
 
 /* ---- subcommands; each returns the exit status ---- */
-int cairn_ctl_cluster_events(struct ctl *ctl);
-int cairn_ctl_cluster_status(struct ctl *ctl);
-int cairn_ctl_job_check(struct ctl *ctl);
+int ctl_cluster_events(struct ctl *ctl);
+int ctl_cluster_status(struct ctl *ctl);
+int ctl_job_check(struct ctl *ctl);
 /* ---- cluster.c ---- */
 
 /* Prints to stderr, if there are any, the parts that shards hold and that are not acted on. */
-void cairn_ctl_say_strangers(struct ctl *ctl);
-int cairn_ctl_cluster_adopt(struct ctl *ctl);
-int cairn_ctl_cluster_backup(struct ctl *ctl);
-int cairn_ctl_cluster_forget(struct ctl *ctl);
-int cairn_ctl_key_list(struct ctl *ctl);
-int cairn_ctl_key_show(struct ctl *ctl);
-int cairn_ctl_key_trust(struct ctl *ctl);
-int cairn_ctl_key_untrust(struct ctl *ctl);
-int cairn_ctl_shard_forget(struct ctl *ctl);
-int cairn_ctl_member_drain(struct ctl *ctl);
-int cairn_ctl_reshard_plan(struct ctl *ctl);
-int cairn_ctl_reshard_apply(struct ctl *ctl);
-int cairn_ctl_reshard_status(struct ctl *ctl);
-int cairn_ctl_reshard_cancel(struct ctl *ctl);
-int cairn_ctl_job_list(struct ctl *ctl);
-int cairn_ctl_job_show(struct ctl *ctl);
-int cairn_ctl_job_plan(struct ctl *ctl);
-int cairn_ctl_job_top(struct ctl *ctl);
-int cairn_ctl_job_digest(struct ctl *ctl);
-int cairn_ctl_job_drop(struct ctl *ctl);
-int cairn_ctl_job_park(struct ctl *ctl);
-int cairn_ctl_job_unpark(struct ctl *ctl);
-int cairn_ctl_job_amend(struct ctl *ctl);
-int cairn_ctl_snapshot_create(struct ctl *ctl);
-int cairn_ctl_snapshot_cancel(struct ctl *ctl);
-int cairn_ctl_snapshot_list(struct ctl *ctl);
-int cairn_ctl_snapshot_show(struct ctl *ctl);
-int cairn_ctl_snapshot_copy(struct ctl *ctl);
-int cairn_ctl_snapshot_diff(struct ctl *ctl);
-int cairn_ctl_snapshot_export(struct ctl *ctl);
-int cairn_ctl_snapshot_verify(struct ctl *ctl);
-int cairn_ctl_snapshot_restore(struct ctl *ctl);
-int cairn_ctl_job_create(struct ctl *ctl);
-int cairn_ctl_snapshot_rm(struct ctl *ctl);
-int cairn_ctl_snapshot_prune(struct ctl *ctl);
-int cairn_ctl_snapshot_tag(struct ctl *ctl);
-int cairn_ctl_snapshot_advise(struct ctl *ctl);
-int cairn_ctl_env(struct ctl *ctl);
-int cairn_ctl_capabilities(struct ctl *ctl);
-int cairn_ctl_local(struct ctl *ctl);
+void ctl_say_strangers(struct ctl *ctl);
+int ctl_cluster_adopt(struct ctl *ctl);
+int ctl_cluster_backup(struct ctl *ctl);
+int ctl_cluster_forget(struct ctl *ctl);
+int ctl_key_list(struct ctl *ctl);
+int ctl_key_show(struct ctl *ctl);
+int ctl_key_trust(struct ctl *ctl);
+int ctl_key_untrust(struct ctl *ctl);
+int ctl_shard_forget(struct ctl *ctl);
+int ctl_member_drain(struct ctl *ctl);
+int ctl_reshard_plan(struct ctl *ctl);
+int ctl_reshard_apply(struct ctl *ctl);
+int ctl_reshard_status(struct ctl *ctl);
+int ctl_reshard_cancel(struct ctl *ctl);
+int ctl_job_list(struct ctl *ctl);
+int ctl_job_show(struct ctl *ctl);
+int ctl_job_plan(struct ctl *ctl);
+int ctl_job_top(struct ctl *ctl);
+int ctl_job_digest(struct ctl *ctl);
+int ctl_job_drop(struct ctl *ctl);
+int ctl_job_park(struct ctl *ctl);
+int ctl_job_unpark(struct ctl *ctl);
+int ctl_job_amend(struct ctl *ctl);
+int ctl_snapshot_create(struct ctl *ctl);
+int ctl_snapshot_cancel(struct ctl *ctl);
+int ctl_snapshot_list(struct ctl *ctl);
+int ctl_snapshot_show(struct ctl *ctl);
+int ctl_snapshot_copy(struct ctl *ctl);
+int ctl_snapshot_diff(struct ctl *ctl);
+int ctl_snapshot_export(struct ctl *ctl);
+int ctl_snapshot_verify(struct ctl *ctl);
+int ctl_snapshot_restore(struct ctl *ctl);
+int ctl_job_create(struct ctl *ctl);
+int ctl_snapshot_rm(struct ctl *ctl);
+int ctl_snapshot_prune(struct ctl *ctl);
+int ctl_snapshot_tag(struct ctl *ctl);
+int ctl_snapshot_advise(struct ctl *ctl);
+int ctl_env(struct ctl *ctl);
+int ctl_capabilities(struct ctl *ctl);
+int ctl_local(struct ctl *ctl);
 
 /* ==== progress ==== */
 
@@ -355,12 +354,12 @@ struct ctl_progress {
     bool line_open; /* the bar is on the terminal */
 };
 
-void cairn_ctl_progress_begin(struct ctl_progress *progress, const struct ctl *ctl,
-                              const char *what, uint64_t total_bytes);
+void ctl_progress_begin(struct ctl_progress *progress, const struct ctl *ctl, const char *what,
+                        uint64_t total_bytes);
 /* So many bytes are done. Cheap: it looks at the clock, and says something ten times a second at most. */
-void cairn_ctl_progress_at(struct ctl_progress *progress, uint64_t done_bytes);
+void ctl_progress_at(struct ctl_progress *progress, uint64_t done_bytes);
 /* Takes the bar away. */
-void cairn_ctl_progress_end(struct ctl_progress *progress);
+void ctl_progress_end(struct ctl_progress *progress);
 
 /* ==== job groups ==== */
 
@@ -372,7 +371,7 @@ void cairn_ctl_progress_end(struct ctl_progress *progress);
 
 /* `path` is a folder with a manifest or with .safetensors, a .safetensors file, or JSON. `*out` is set on
  * success only. */
-cairn_status cairn_ctl_plan_spec(const char *path, struct cairn_job_spec_data *out,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status ctl_plan_spec(const char *path, struct cairn_job_spec_data *out,
+                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 #endif

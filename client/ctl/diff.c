@@ -83,7 +83,7 @@ static cairn_status on_piece(void *context, unsigned thread, const struct ctl_pi
     if (spec_a(d)->tensors[piece->tensor].kind == CAIRN_BLOB)
         difference_add_bytes(found, piece->first_elem, piece->elems, b, piece->elem_count);
     else
-        cairn_ctl_difference_add(found, piece->first_elem, piece->elems, b, piece->elem_count);
+        ctl_difference_add(found, piece->first_elem, piece->elems, b, piece->elem_count);
     return CAIRN_OK;
 }
 
@@ -98,9 +98,9 @@ static cairn_status compare(const struct ctl *ctl, struct diff *d, const char *f
                                      .wants = is_compared,
                                      .on_piece = on_piece };
     const size_t count = spec_a(d)->tensor_count * CAIRN_PLANE_COUNT;
-    cairn_ctl_progress_begin(&progress, ctl, "compared", cairn_ctl_sweep_bytes(&sweep));
+    ctl_progress_begin(&progress, ctl, "compared", ctl_sweep_bytes(&sweep));
     const cairn_status status = cairn_ctl_sweep(&sweep, why);
-    cairn_ctl_progress_end(&progress);
+    ctl_progress_end(&progress);
     for (unsigned t = 0; t < CTL_SWEEP_THREADS_MAX; t++)
         for (size_t i = 0; i < count && d->threads[t].found != NULL; i++)
             difference_join(&d->pairs[i].difference, &d->threads[t].found[i]);
@@ -177,7 +177,7 @@ static void pair_planes(struct diff *d)
 static json_t *pair_json(const struct diff *d, uint32_t tensor, uint32_t plane)
 {
     const struct ctl_difference *x = &pair_at(d, tensor, plane)->difference;
-    const double relative = cairn_ctl_difference_relative(x);
+    const double relative = ctl_difference_relative(x);
     return json_pack(
         "{s:s, s:s, s:I, s:I, s:f, s:o, s:I}", "tensor", spec_a(d)->tensors[tensor].name, "plane",
         cairn_plane_name((int)plane), "elements", (json_int_t)x->elems, "first",
@@ -198,28 +198,28 @@ static json_t *pairs_json(const struct diff *d)
 static void print_lines(const char *what, const json_t *lines)
 {
     for (size_t i = 0; i < json_array_size(lines); i++)
-        cairn_ctl_line(i == 0 ? what : "", "%s", json_string_value(json_array_get(lines, i)));
+        ctl_line(i == 0 ? what : "", "%s", json_string_value(json_array_get(lines, i)));
 }
 
 static void print_pairs(const struct ctl *ctl, const struct diff *d)
 {
     static const char *const headers[] = { "TENSOR",  "PLANE",    "ELEMENTS", "FIRST",
                                            "MAX ABS", "RELATIVE", "NONFINITE" };
-    struct ctl_table *table = cairn_ctl_table_open(headers, 7);
+    struct ctl_table *table = ctl_table_open(headers, 7);
     for (uint32_t t = 0; t < spec_a(d)->tensor_count; t++) {
         for (uint32_t p = 0; p < CAIRN_PLANE_COUNT; p++) {
             const struct ctl_difference *x = &pair_at(d, t, p)->difference;
             if (x->elems == 0) continue;
-            cairn_ctl_table_cell(table, "%s", spec_a(d)->tensors[t].name);
-            cairn_ctl_table_cell(table, "%s", cairn_plane_name((int)p));
-            cairn_ctl_table_cell(table, "%llu", (unsigned long long)x->elems);
-            cairn_ctl_table_cell(table, "%llu", (unsigned long long)x->first_elem);
-            cairn_ctl_table_cell(table, "%.6g", x->max);
-            cairn_ctl_table_cell(table, "%.6g", cairn_ctl_difference_relative(x));
-            cairn_ctl_table_cell(table, "%llu", (unsigned long long)x->unlike);
+            ctl_table_cell(table, "%s", spec_a(d)->tensors[t].name);
+            ctl_table_cell(table, "%s", cairn_plane_name((int)p));
+            ctl_table_cell(table, "%llu", (unsigned long long)x->elems);
+            ctl_table_cell(table, "%llu", (unsigned long long)x->first_elem);
+            ctl_table_cell(table, "%.6g", x->max);
+            ctl_table_cell(table, "%.6g", ctl_difference_relative(x));
+            ctl_table_cell(table, "%llu", (unsigned long long)x->unlike);
         }
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
 static int print(const struct ctl *ctl, const struct diff *d)
@@ -228,9 +228,8 @@ static int print(const struct ctl *ctl, const struct diff *d)
     const bool same = json_array_size(planes) == 0 && json_array_size(d->spec) == 0 &&
                       json_array_size(d->scalars) == 0 && json_array_size(d->only) == 0;
     if (ctl->json) {
-        cairn_ctl_print_json(json_pack("{s:b, s:O, s:O, s:O, s:O}", "same", (int)same, "spec",
-                                       d->spec, "scalars", d->scalars, "unpaired", d->only,
-                                       "planes", planes));
+        ctl_print_json(json_pack("{s:b, s:O, s:O, s:O, s:O}", "same", (int)same, "spec", d->spec,
+                                 "scalars", d->scalars, "unpaired", d->only, "planes", planes));
     } else if (!ctl->quiet) {
         print_lines("spec", d->spec);
         print_lines("scalars", d->scalars);
@@ -238,7 +237,7 @@ static int print(const struct ctl *ctl, const struct diff *d)
         if (json_array_size(planes) > 0)
             print_pairs(ctl, d);
         else
-            cairn_ctl_line("tensors", "the same bits");
+            ctl_line("tensors", "the same bits");
     }
     json_decref(planes);
     return same ? SAME : DIFFERENT;
@@ -255,14 +254,14 @@ static int run_diff(const struct ctl *ctl, struct diff *d, const char *folder_a)
     d->scalars = json_array();
     d->only = json_array();
     if (d->pairs == NULL || d->spec == NULL || d->scalars == NULL || d->only == NULL)
-        return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+        return ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
     const size_t found = cairn_spec_diff(a, &d->b->manifest.spec, SPEC_LINES, on_difference,
                                          d->spec);
     if (found > SPEC_LINES) note_diff(d->spec, "and %zu more differences", found - SPEC_LINES);
     compare_scalars(d);
     pair_planes(d);
     const cairn_status status = compare(ctl, d, folder_a, &why);
-    return status == CAIRN_OK ? print(ctl, d) : cairn_ctl_fail(status, "%s", why.text);
+    return status == CAIRN_OK ? print(ctl, d) : ctl_fail(status, "%s", why.text);
 }
 
 static void release(struct diff *d)
@@ -282,24 +281,24 @@ static void release(struct diff *d)
 static int find_both(struct ctl *ctl, char a[static PATH_MAX], char b[static PATH_MAX])
 {
     if (ctl->path_before != NULL && ctl->argc == 0) {
-        const int done = cairn_ctl_absolute("--path", ctl->path_before, a);
-        return done >= 0 ? done : cairn_ctl_absolute("--path", ctl->path, b);
+        const int done = ctl_absolute("--path", ctl->path_before, a);
+        return done >= 0 ? done : ctl_absolute("--path", ctl->path, b);
     }
     if (ctl->path == NULL && ctl->argc == 3) {
-        const int done = cairn_ctl_place_ask(ctl, ctl->argv[0], ctl->argv[1], a);
-        return done >= 0 ? done : cairn_ctl_place_ask(ctl, ctl->argv[0], ctl->argv[2], b);
+        const int done = ctl_place_ask(ctl, ctl->argv[0], ctl->argv[1], a);
+        return done >= 0 ? done : ctl_place_ask(ctl, ctl->argv[0], ctl->argv[2], b);
     }
-    return cairn_ctl_usage_fail(ctl, "cairn %s needs JOB A B, or --path twice", ctl->words);
+    return ctl_usage_fail(ctl, "cairn %s needs JOB A B, or --path twice", ctl->words);
 }
 
-int cairn_ctl_snapshot_diff(struct ctl *ctl)
+int ctl_snapshot_diff(struct ctl *ctl)
 {
     struct cairn_snapshot a, b;
     char folder_a[PATH_MAX], folder_b[PATH_MAX];
     int done = find_both(ctl, folder_a, folder_b);
-    if (done < 0) done = cairn_ctl_place_open(folder_a, &a);
+    if (done < 0) done = ctl_place_open(folder_a, &a);
     if (done >= 0) return done;
-    done = cairn_ctl_place_open(folder_b, &b);
+    done = ctl_place_open(folder_b, &b);
     if (done < 0) {
         struct diff d = { .a = &a, .b = &b, .folder_b = folder_b };
         done = run_diff(ctl, &d, folder_a);
@@ -345,7 +344,7 @@ static void add_block(struct ctl_stats *stats, const float *elems, size_t count)
     add(&stats->squares, squares);
 }
 
-void cairn_ctl_stats_add(struct ctl_stats *stats, const float *elems, size_t count)
+void ctl_stats_add(struct ctl_stats *stats, const float *elems, size_t count)
 {
     for (size_t done = 0; done < count; done += BLOCK)
         add_block(stats, elems + done, count - done < BLOCK ? count - done : BLOCK);
@@ -357,7 +356,7 @@ static void join(struct ctl_sum *s, const struct ctl_sum *more)
     s->rest += more->rest;
 }
 
-void cairn_ctl_stats_join(struct ctl_stats *stats, const struct ctl_stats *more)
+void ctl_stats_join(struct ctl_stats *stats, const struct ctl_stats *more)
 {
     stats->nonfinite += more->nonfinite;
     if (more->finite == 0) return;
@@ -368,14 +367,14 @@ void cairn_ctl_stats_join(struct ctl_stats *stats, const struct ctl_stats *more)
     join(&stats->squares, &more->squares);
 }
 
-double cairn_ctl_stats_mean(const struct ctl_stats *stats)
+double ctl_stats_mean(const struct ctl_stats *stats)
 {
-    return stats->finite > 0 ? cairn_ctl_sum_of(&stats->sum) / (double)stats->finite : 0;
+    return stats->finite > 0 ? ctl_sum_of(&stats->sum) / (double)stats->finite : 0;
 }
 
-double cairn_ctl_stats_norm(const struct ctl_stats *stats)
+double ctl_stats_norm(const struct ctl_stats *stats)
 {
-    return sqrt(cairn_ctl_sum_of(&stats->squares));
+    return sqrt(ctl_sum_of(&stats->squares));
 }
 
 static void note_first(struct ctl_difference *d, uint64_t elem)
@@ -384,8 +383,8 @@ static void note_first(struct ctl_difference *d, uint64_t elem)
     d->elems++;
 }
 
-void cairn_ctl_difference_add(struct ctl_difference *d, uint64_t first_elem, const float *a,
-                              const float *b, size_t count)
+void ctl_difference_add(struct ctl_difference *d, uint64_t first_elem, const float *a,
+                        const float *b, size_t count)
 {
     for (size_t done = 0; done < count; done += BLOCK) {
         const size_t end = count - done < BLOCK ? count : done + BLOCK;
@@ -427,9 +426,9 @@ static void difference_join(struct ctl_difference *d, const struct ctl_differenc
     join(&d->squares_a, &more->squares_a);
 }
 
-double cairn_ctl_difference_relative(const struct ctl_difference *d)
+double ctl_difference_relative(const struct ctl_difference *d)
 {
-    const double by = cairn_ctl_sum_of(&d->squares), of = cairn_ctl_sum_of(&d->squares_a);
+    const double by = ctl_sum_of(&d->squares), of = ctl_sum_of(&d->squares_a);
     return by > 0 ? sqrt(by / of) : 0;
 }
 
@@ -471,7 +470,7 @@ static bool wanted(const struct ctl_sweep *sweep, const struct cairn_snapshot_pi
     return sweep->wants == NULL || sweep->wants(sweep->context, piece->tensor, piece->plane);
 }
 
-uint64_t cairn_ctl_sweep_bytes(const struct ctl_sweep *sweep)
+uint64_t ctl_sweep_bytes(const struct ctl_sweep *sweep)
 {
     const struct cairn_snapshot_index *index = &sweep->snapshot->index;
     uint64_t bytes = 0;
@@ -492,7 +491,7 @@ static bool note_sweep(struct crew *crew, cairn_status status, const struct cair
         crew->why = *why;
     }
     crew->done_bytes += bytes;
-    cairn_ctl_progress_at(crew->sweep->progress, crew->done_bytes);
+    ctl_progress_at(crew->sweep->progress, crew->done_bytes);
     const bool on = crew->status == CAIRN_OK;
     pthread_mutex_unlock(&crew->mutex);
     return on;
@@ -568,7 +567,7 @@ static bool list_pieces(struct crew *crew)
 /* Deals the pieces to threads, in runs of as many bytes. */
 static unsigned deal(struct crew *crew, struct hand hands[CTL_SWEEP_THREADS_MAX])
 {
-    const uint64_t bytes = cairn_ctl_sweep_bytes(crew->sweep);
+    const uint64_t bytes = ctl_sweep_bytes(crew->sweep);
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     uint64_t wanted = bytes / RUN_BYTES_MIN + 1, dealt = 0;
     if (cores > 0 && wanted > (uint64_t)cores) wanted = (uint64_t)cores;
@@ -662,8 +661,8 @@ static cairn_status read_list(struct cairn_snapshot *snapshot, json_t **out,
     return status;
 }
 
-cairn_status cairn_ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer **out,
-                                    struct cairn_sentence *why)
+cairn_status ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer **out,
+                              struct cairn_sentence *why)
 {
     const struct cairn_job_spec_data *spec = &snapshot->manifest.spec;
     json_t *list = NULL;

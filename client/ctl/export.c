@@ -83,7 +83,7 @@ static void look_ahead(struct exporting *x, struct place_export end)
         }
         const struct cairn_safetensors_entry *entry = &file->entries[at->entry];
         const uint64_t elems = elems_of(entry);
-        if (entry->plane != CTL_EXPORT_PLANE_STEP && !cairn_ctl_torch_is_text(entry))
+        if (entry->plane != CTL_EXPORT_PLANE_STEP && !ctl_torch_is_text(entry))
             at->elem += cairn_snapshot_want(x->snapshot, entry->tensor, entry->plane, at->elem,
                                             elems - at->elem);
         else
@@ -101,13 +101,13 @@ static cairn_status fill(void *context, const struct cairn_safetensors_entry *en
 {
     struct exporting *x = context;
     if (interrupted_export) return cairn_fail(why, CAIRN_ERR_CANCELED, "interrupted");
-    const bool rounds = entry->dtype == CAIRN_BF16, is_text = cairn_ctl_torch_is_text(entry);
+    const bool rounds = entry->dtype == CAIRN_BF16, is_text = ctl_torch_is_text(entry);
     const uint64_t bytes = elem_count * cairn_dtype_bytes((int)entry->dtype);
     cairn_status status = CAIRN_OK;
     look_ahead(x, (struct place_export) {
                       x->file, (size_t)(entry - x->plan->files[x->file].entries), first_elem });
     if (is_text) {
-        cairn_ctl_torch_text(x->plan->torch, first_elem, elem_count, to);
+        ctl_torch_text(x->plan->torch, first_elem, elem_count, to);
     } else if (entry->plane == CTL_EXPORT_PLANE_STEP) {
         const struct cairn_manifest *m = &x->snapshot->manifest;
         const uint64_t missed = m->steps_missed != NULL ? m->steps_missed[entry->tensor] : 0;
@@ -117,11 +117,11 @@ static cairn_status fill(void *context, const struct cairn_safetensors_entry *en
         status = cairn_snapshot_read(x->snapshot, entry->tensor, entry->plane, first_elem,
                                      elem_count, rounds ? x->rounded : to, why);
     }
-    if (status == CAIRN_OK && rounds) cairn_ctl_round_bf16(x->rounded, to, elem_count);
+    if (status == CAIRN_OK && rounds) ctl_round_bf16(x->rounded, to, elem_count);
     if (status == CAIRN_OK && x->plan->torch != NULL && !is_text)
-        cairn_ctl_torch_pass(x->plan->torch, entry, to, bytes);
+        ctl_torch_pass(x->plan->torch, entry, to, bytes);
     x->done_bytes += is_text ? 0 : bytes;
-    cairn_ctl_progress_at(&x->progress, x->done_bytes);
+    ctl_progress_at(&x->progress, x->done_bytes);
     return status;
 }
 
@@ -151,7 +151,7 @@ static void say_full(const struct ctl_export_plan *plan, const char *folder,
     cairn_sentence_set(why,
                        "there is no room for %s in %s: free some, or name another folder; nothing "
                        "was left there",
-                       cairn_ctl_bytes(plan->data_bytes), folder);
+                       ctl_bytes(plan->data_bytes), folder);
 }
 
 static void catch_signals(void)
@@ -167,17 +167,17 @@ static cairn_status export_to(struct ctl *ctl, struct exporting *x, const char *
     x->rounded = malloc(CAIRN_SNAPSHOT_BLOCK_BYTES / 2 * sizeof *x->rounded);
     if (x->rounded == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     catch_signals();
-    cairn_status status = cairn_ctl_made_folder_begin(to, folder, why);
+    cairn_status status = ctl_made_folder_begin(to, folder, why);
     if (status == CAIRN_OK) {
         if (folder->cleaned && !ctl->quiet)
             fprintf(stderr, "cairn: %s, which an export that was killed had left, is removed\n",
                     folder->temp);
-        cairn_ctl_progress_begin(&x->progress, ctl, "exported", x->plan->data_bytes);
+        ctl_progress_begin(&x->progress, ctl, "exported", x->plan->data_bytes);
         status = write_all(x, folder->temp, why);
         if (status == CAIRN_OK && interrupted_export)
             status = cairn_fail(why, CAIRN_ERR_CANCELED, "interrupted");
-        status = cairn_ctl_made_folder_end(folder, status, why);
-        cairn_ctl_progress_end(&x->progress);
+        status = ctl_made_folder_end(folder, status, why);
+        ctl_progress_end(&x->progress);
     }
     if (status == CAIRN_ERR_NO_SPACE) say_full(x->plan, to, why);
     if (status == CAIRN_ERR_CANCELED)
@@ -202,7 +202,7 @@ static void print_export(const struct ctl *ctl, const struct exporting *x,
                                        : "hf",
                *dtype = cairn_dtype_name((int)w->dtype);
     if (ctl->json) {
-        cairn_ctl_print_json(json_pack(
+        ctl_print_json(json_pack(
             "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "path", folder, "format", format,
             "dtype", dtype, "step", (json_int_t)x->snapshot->manifest.step, "tensors",
             (json_int_t)plan->tensors, "files", (json_int_t)plan->file_count, "bytes",
@@ -214,14 +214,14 @@ static void print_export(const struct ctl *ctl, const struct exporting *x,
         printf("%s\n", folder);
         return;
     }
-    cairn_ctl_line("exported", "%s", folder);
-    cairn_ctl_line("format", "%s, %s", format, dtype);
-    cairn_ctl_line("size", "%s in %zu files, %zu tensors", cairn_ctl_bytes(plan->data_bytes),
-                   plan->file_count, plan->tensors);
-    cairn_ctl_line("rate", "%.2f GB/s", (double)plan->data_bytes / 1e9 / seconds);
+    ctl_line("exported", "%s", folder);
+    ctl_line("format", "%s, %s", format, dtype);
+    ctl_line("size", "%s in %zu files, %zu tensors", ctl_bytes(plan->data_bytes), plan->file_count,
+             plan->tensors);
+    ctl_line("rate", "%.2f GB/s", (double)plan->data_bytes / 1e9 / seconds);
     if (plan->aliases > 0)
-        cairn_ctl_line("aliases", "%zu, which are in what they stand for", plan->aliases);
-    if (plan->blobs > 0) cairn_ctl_line("left out", "%zu blobs", plan->blobs);
+        ctl_line("aliases", "%zu, which are in what they stand for", plan->aliases);
+    if (plan->blobs > 0) ctl_line("left out", "%zu blobs", plan->blobs);
 }
 
 /* -1: go on. */
@@ -234,7 +234,7 @@ static int judge(const struct ctl *ctl, struct ctl_export_wish *wish)
         .dtype = e->dtype != NULL && strcmp(e->dtype, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32,
         .file_bytes_max = e->file_bytes_max > 0 ? e->file_bytes_max : FILE_BYTES_DEFAULT,
     };
-    if (ctl->to == NULL) return cairn_ctl_usage_fail(ctl, "cairn %s needs --to DIR", ctl->words);
+    if (ctl->to == NULL) return ctl_usage_fail(ctl, "cairn %s needs --to DIR", ctl->words);
     return -1;
 }
 
@@ -245,7 +245,7 @@ static uint32_t blocks_held(const struct cairn_manifest *m)
     return (uint32_t)(wanted < BLOCKS_MAX ? wanted : BLOCKS_MAX);
 }
 
-int cairn_ctl_snapshot_export(struct ctl *ctl)
+int ctl_snapshot_export(struct ctl *ctl)
 {
     struct cairn_snapshot snapshot;
     struct ctl_export_wish wish;
@@ -254,17 +254,17 @@ int cairn_ctl_snapshot_export(struct ctl *ctl)
     struct cairn_sentence why = { "" };
     char from[PATH_MAX], to[PATH_MAX];
     int done = judge(ctl, &wish);
-    if (done < 0) done = cairn_ctl_absolute("--to", ctl->to, to);
-    if (done < 0) done = cairn_ctl_place_find(ctl, from);
-    if (done < 0) done = cairn_ctl_place_open(from, &snapshot);
+    if (done < 0) done = ctl_absolute("--to", ctl->to, to);
+    if (done < 0) done = ctl_place_find(ctl, from);
+    if (done < 0) done = ctl_place_open(from, &snapshot);
     if (done >= 0) return done;
     const double begun = now_s();
     snapshot.ahead = blocks_held(&snapshot.manifest);
     struct ctl_buffer *buffers = NULL;
-    cairn_status status = cairn_ctl_buffers_read(&snapshot, &buffers, &why);
+    cairn_status status = ctl_buffers_read(&snapshot, &buffers, &why);
     if (status != CAIRN_OK) {
         cairn_snapshot_close(&snapshot);
-        return cairn_ctl_fail(status, "%s", why.text);
+        return ctl_fail(status, "%s", why.text);
     }
     wish.buffers = buffers;
     status = export_plan_make(&snapshot.manifest, &wish, &plan);
@@ -280,7 +280,7 @@ int cairn_ctl_snapshot_export(struct ctl *ctl)
     }
     free(buffers);
     cairn_snapshot_close(&snapshot);
-    return status == CAIRN_OK ? 0 : cairn_ctl_fail(status, "%s", why.text);
+    return status == CAIRN_OK ? 0 : ctl_fail(status, "%s", why.text);
 }
 
 /* ==== export plan ==== */
@@ -476,13 +476,12 @@ static cairn_status plan_torch(const struct cairn_manifest *manifest,
     snprintf(file->path, sizeof file->path, "%s",
              wish->is_dcp ? CTL_TORCH_FOLDER_FILE : CTL_TORCH_FILE_NAME);
     plan->index_name = CTL_TORCH_FOLDER_METADATA;
-    cairn_status status = wish->is_dcp
-                              ? cairn_ctl_torch_folder_plan(manifest, &w, file, &plan->torch,
-                                                            &plan->index, &plan->index_bytes)
-                              : cairn_ctl_torch_plan(manifest, &w, file, &plan->torch);
+    cairn_status status = wish->is_dcp ? ctl_torch_folder_plan(manifest, &w, file, &plan->torch,
+                                                               &plan->index, &plan->index_bytes)
+                                       : ctl_torch_plan(manifest, &w, file, &plan->torch);
     for (size_t i = 0; i < file->entry_count && status == CAIRN_OK; i++) {
         const struct cairn_safetensors_entry *e = &file->entries[i];
-        if (cairn_ctl_torch_is_text(e)) continue;
+        if (ctl_torch_is_text(e)) continue;
         plan->data_bytes += e->end - e->begin;
         plan->tensors += e->plane == CAIRN_PLANE_PARAM;
     }
@@ -525,7 +524,7 @@ static void export_plan_release(struct ctl_export_plan *plan)
     }
     free(plan->files);
     free(plan->index);
-    cairn_ctl_torch_free(plan->torch);
+    ctl_torch_free(plan->torch);
     *plan = (struct ctl_export_plan) { .files = NULL };
 }
 
@@ -543,7 +542,7 @@ static void on_signal_copy(int signal)
 
 static bool on_progress(void *context, uint64_t done)
 {
-    cairn_ctl_progress_at(context, done);
+    ctl_progress_at(context, done);
     return !interrupted_copy;
 }
 
@@ -590,19 +589,19 @@ static int print_copy(const struct ctl *ctl, const struct cairn_snapshot *snapsh
     const struct owner owner = owner_of(folder);
     warn_of_owner(&owner, root, folder);
     if (ctl->json)
-        return cairn_ctl_print_json(json_pack("{s:s, s:s, s:I, s:i, s:b, s:s}", "job", m->spec.name,
-                                              "path", folder, "bytes", (json_int_t)bytes, "files",
-                                              (int)m->file_count, "signed", m->signature != NULL,
-                                              "owner", owner.text));
+        return ctl_print_json(json_pack("{s:s, s:s, s:I, s:i, s:b, s:s}", "job", m->spec.name,
+                                        "path", folder, "bytes", (json_int_t)bytes, "files",
+                                        (int)m->file_count, "signed", m->signature != NULL, "owner",
+                                        owner.text));
     if (ctl->quiet) {
         printf("%s\n", folder);
         return 0;
     }
-    cairn_ctl_line("copied", "%s", folder);
-    cairn_ctl_line("size", "%s in %zu files", cairn_ctl_bytes(bytes), m->file_count);
-    cairn_ctl_line("owner", "%s, folders %04o, files %04o", owner.text, CAIRN_SNAPSHOT_FOLDER_MODE,
-                   CAIRN_SNAPSHOT_FILE_MODE);
-    cairn_ctl_line("signature", "%s", m->signature != NULL ? "along" : "none");
+    ctl_line("copied", "%s", folder);
+    ctl_line("size", "%s in %zu files", ctl_bytes(bytes), m->file_count);
+    ctl_line("owner", "%s, folders %04o, files %04o", owner.text, CAIRN_SNAPSHOT_FOLDER_MODE,
+             CAIRN_SNAPSHOT_FILE_MODE);
+    ctl_line("signature", "%s", m->signature != NULL ? "along" : "none");
     return 0;
 }
 
@@ -619,24 +618,24 @@ static int copy_to(struct ctl *ctl, struct cairn_snapshot *snapshot, const char 
         bytes += snapshot->manifest.files[i].bytes;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    cairn_ctl_progress_begin(&progress, ctl, "copied", bytes);
+    ctl_progress_begin(&progress, ctl, "copied", bytes);
     const cairn_status status = cairn_snapshot_copy(snapshot, root, &copy, &folder, &why);
-    cairn_ctl_progress_end(&progress);
+    ctl_progress_end(&progress);
     const int done = status == CAIRN_OK ? print_copy(ctl, snapshot, bytes, root, folder)
-                                        : cairn_ctl_fail(status, "%s", why.text);
+                                        : ctl_fail(status, "%s", why.text);
     cairn_snapshot_close(snapshot);
     free(folder);
     return done;
 }
 
-int cairn_ctl_snapshot_copy(struct ctl *ctl)
+int ctl_snapshot_copy(struct ctl *ctl)
 {
     struct cairn_snapshot snapshot;
     char from[PATH_MAX], root[PATH_MAX];
-    if (ctl->to == NULL) return cairn_ctl_usage_fail(ctl, "cairn %s needs --to ROOT", ctl->words);
-    int done = cairn_ctl_absolute("--to", ctl->to, root);
-    if (done < 0) done = cairn_ctl_place_find(ctl, from);
-    if (done < 0) done = cairn_ctl_place_open(from, &snapshot);
+    if (ctl->to == NULL) return ctl_usage_fail(ctl, "cairn %s needs --to ROOT", ctl->words);
+    int done = ctl_absolute("--to", ctl->to, root);
+    if (done < 0) done = ctl_place_find(ctl, from);
+    if (done < 0) done = ctl_place_open(from, &snapshot);
     return done >= 0 ? done : copy_to(ctl, &snapshot, root);
 }
 
@@ -736,8 +735,8 @@ static cairn_status make_temp(struct ctl_made_folder *f, struct cairn_sentence *
     return CAIRN_OK;
 }
 
-cairn_status cairn_ctl_made_folder_begin(const char *path, struct ctl_made_folder *out,
-                                         struct cairn_sentence *why)
+cairn_status ctl_made_folder_begin(const char *path, struct ctl_made_folder *out,
+                                   struct cairn_sentence *why)
 {
     struct ctl_made_folder f = { .fd = -1 };
     struct stat info;
@@ -772,8 +771,8 @@ static cairn_status put_in_place(const struct ctl_made_folder *f, struct cairn_s
     return status;
 }
 
-cairn_status cairn_ctl_made_folder_end(struct ctl_made_folder *f, cairn_status status,
-                                       struct cairn_sentence *why)
+cairn_status ctl_made_folder_end(struct ctl_made_folder *f, cairn_status status,
+                                 struct cairn_sentence *why)
 {
     if (status == CAIRN_OK) status = put_in_place(f, why);
     if (status != CAIRN_OK) {

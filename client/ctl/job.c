@@ -43,7 +43,7 @@ static bool is_told(const Cairn__JobStatus *j)
 /* In the buffer, which it returns. */
 static const char *told_bytes(const Cairn__JobStatus *j, uint64_t bytes, char text[64])
 {
-    snprintf(text, 64, "%s", is_told(j) ? cairn_ctl_bytes(bytes) : "unknown");
+    snprintf(text, 64, "%s", is_told(j) ? ctl_bytes(bytes) : "unknown");
     return text;
 }
 
@@ -71,12 +71,11 @@ static json_t *leases_json(const Cairn__JobStatus *j)
 static void set_version(json_t *object, const Cairn__JobStatus *j)
 {
     const bool known = !j->version_unknown;
-    json_object_set_new(object, "generation", cairn_ctl_json_known(known, j->generation));
-    json_object_set_new(object, "step", cairn_ctl_json_known(known, j->step));
+    json_object_set_new(object, "generation", ctl_json_known(known, j->generation));
+    json_object_set_new(object, "step", ctl_json_known(known, j->step));
     set_known(object, "loss_scale", known, json_real(j->loss_scale));
     set_known(object, "last_grad_norm", known, json_real(j->last_grad_norm));
-    json_object_set_new(object, "client_state_bytes",
-                        cairn_ctl_json_known(known, j->client_state_bytes));
+    json_object_set_new(object, "client_state_bytes", ctl_json_known(known, j->client_state_bytes));
 }
 
 /* null: nobody clearly does. */
@@ -104,8 +103,7 @@ static json_t *job_json(const Cairn__JobStatus *j)
     json_t *more = json_pack("{s:I, s:I, s:I, s:s}", "steps_applied", (json_int_t)j->steps_applied,
                              "rounds_skipped", (json_int_t)j->rounds_skipped, "rounds_abandoned",
                              (json_int_t)j->rounds_abandoned, "layout_hash", j->layout_hash);
-    json_object_set_new(more, "workers_max",
-                        cairn_ctl_json_known(j->workers_max > 0, j->workers_max));
+    json_object_set_new(more, "workers_max", ctl_json_known(j->workers_max > 0, j->workers_max));
     json_object_set_new(more, "extents", json_integer((json_int_t)j->extents));
     json_object_set_new(more, "pieces", json_integer((json_int_t)j->pieces));
     json_object_set_new(more, "skips", json_integer((json_int_t)j->skips));
@@ -125,11 +123,10 @@ static json_t *job_json(const Cairn__JobStatus *j)
     json_object_set_new(more, "blob_bytes", json_integer((json_int_t)j->blob_bytes));
     json_object_update_missing(object, more);
     json_decref(more);
-    json_object_set_new(object, "state_bytes", cairn_ctl_json_known(is_told(j), j->state_bytes));
-    set_known(object, "memory", is_told(j), cairn_ctl_job_memory_json(j->memory, j->n_memory));
-    json_object_set_new(object, "pushed_bytes", cairn_ctl_json_known(is_told(j), j->pushed_bytes));
-    json_object_set_new(object, "fetched_bytes",
-                        cairn_ctl_json_known(is_told(j), j->fetched_bytes));
+    json_object_set_new(object, "state_bytes", ctl_json_known(is_told(j), j->state_bytes));
+    set_known(object, "memory", is_told(j), ctl_job_memory_json(j->memory, j->n_memory));
+    json_object_set_new(object, "pushed_bytes", ctl_json_known(is_told(j), j->pushed_bytes));
+    json_object_set_new(object, "fetched_bytes", ctl_json_known(is_told(j), j->fetched_bytes));
     set_known(object, "heaviest_over_mean", j->heaviest_over_mean > 0,
               json_real(j->heaviest_over_mean));
     if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
@@ -145,72 +142,70 @@ static void print_version_cells(struct ctl_table *table, const Cairn__JobStatus 
     const uint64_t numbers[] = { j->generation, j->step };
     for (size_t i = 0; i < 2; i++)
         if (j->version_unknown)
-            cairn_ctl_table_cell(table, "-");
+            ctl_table_cell(table, "-");
         else
-            cairn_ctl_table_cell(table, "%llu", (unsigned long long)numbers[i]);
+            ctl_table_cell(table, "%llu", (unsigned long long)numbers[i]);
 }
 
 /* How many there are, and may be. */
 static void print_workers_cell(struct ctl_table *table, const Cairn__JobStatus *j)
 {
     if (j->workers_max == 0)
-        cairn_ctl_table_cell(table, "%u (%u or more)", j->workers, j->workers_min);
+        ctl_table_cell(table, "%u (%u or more)", j->workers, j->workers_min);
     else if (j->workers_max > j->workers_min)
-        cairn_ctl_table_cell(table, "%u (%u to %u)", j->workers, j->workers_min, j->workers_max);
+        ctl_table_cell(table, "%u (%u to %u)", j->workers, j->workers_min, j->workers_max);
     else
-        cairn_ctl_table_cell(table, "%u of %u", j->workers, j->workers_min);
+        ctl_table_cell(table, "%u of %u", j->workers, j->workers_min);
 }
 
-int cairn_ctl_job_list(struct ctl *ctl)
+int ctl_job_list(struct ctl *ctl)
 {
     static const char *const headers[] = { "JOB",       "STATE",    "GENERATION", "STEP",
                                            "LAST STEP", "WORKERS",  "SHARDS",     "MEMORY",
                                            "SNAPSHOTS", "WAITS FOR" };
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
     ProtobufCMessage *reply;
-    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
-                                         &reply);
+    cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
+                                   &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__JobList *list = (const Cairn__JobList *)reply;
     if (ctl->json) {
         json_t *jobs = json_array();
         for (size_t i = 0; i < list->n_jobs; i++)
             json_array_append_new(jobs, job_json(list->jobs[i]));
-        cairn_ctl_print_json(json_pack("{s:o}", "jobs", jobs));
+        ctl_print_json(json_pack("{s:o}", "jobs", jobs));
     } else if (ctl->quiet) {
         for (size_t i = 0; i < list->n_jobs; i++) printf("%s\n", list->jobs[i]->name);
     } else {
-        struct ctl_table *table = cairn_ctl_table_open(headers, 10);
+        struct ctl_table *table = ctl_table_open(headers, 10);
         for (size_t i = 0; i < list->n_jobs; i++) {
             const Cairn__JobStatus *j = list->jobs[i];
-            cairn_ctl_table_cell(table, "%s", j->name);
-            cairn_ctl_table_cell(table, "%s", j->state);
+            ctl_table_cell(table, "%s", j->name);
+            ctl_table_cell(table, "%s", j->state);
             print_version_cells(table, j);
             if (j->stepped)
-                cairn_ctl_table_cell(table, "%llu s ago",
-                                     (unsigned long long)j->stepped_ms_ago / 1000);
+                ctl_table_cell(table, "%llu s ago", (unsigned long long)j->stepped_ms_ago / 1000);
             else
-                cairn_ctl_table_cell(table, "-");
+                ctl_table_cell(table, "-");
             print_workers_cell(table, j);
-            cairn_ctl_table_cell(table, "%u", j->shards);
+            ctl_table_cell(table, "%u", j->shards);
             char state[64];
-            cairn_ctl_table_cell(table, "%s", told_bytes(j, j->state_bytes, state));
-            cairn_ctl_table_cell(table, "%s", j->snapshot_failed[0] != 0 ? "failed" : "-");
-            cairn_ctl_table_cell(table, "%s%s", j->path_cut[0] != 0 ? "data path cut; " : "",
-                                 j->awaited);
+            ctl_table_cell(table, "%s", told_bytes(j, j->state_bytes, state));
+            ctl_table_cell(table, "%s", j->snapshot_failed[0] != 0 ? "failed" : "-");
+            ctl_table_cell(table, "%s%s", j->path_cut[0] != 0 ? "data path cut; " : "", j->awaited);
         }
-        cairn_ctl_table_close(table, ctl);
+        ctl_table_close(table, ctl);
     }
-    if (list->n_jobs == 0 && !ctl->quiet) cairn_ctl_say_strangers(ctl);
+    if (list->n_jobs == 0 && !ctl->quiet) ctl_say_strangers(ctl);
     cairn_message_free(reply);
     return 0;
 }
 
 static void print_group(const Cairn__GroupSpec *g)
 {
-    cairn_ctl_line("group", "%s: %s lr %g betas %g %g eps %g weight_decay %g momentum %g%s%s",
-                   g->name, g->optimizer, g->lr, g->beta1, g->beta2, g->eps, g->weight_decay,
-                   g->momentum, g->nesterov ? " nesterov" : "", g->frozen ? ", frozen" : "");
+    ctl_line("group", "%s: %s lr %g betas %g %g eps %g weight_decay %g momentum %g%s%s", g->name,
+             g->optimizer, g->lr, g->beta1, g->beta2, g->eps, g->weight_decay, g->momentum,
+             g->nesterov ? " nesterov" : "", g->frozen ? ", frozen" : "");
     if (g->schedule == CAIRN_SCHEDULE_CONSTANT && g->warmup_steps == 0) return;
     char text[200];
     int used = snprintf(text, sizeof text, "%s", cairn_schedule_name((int)g->schedule));
@@ -229,64 +224,63 @@ static void print_group(const Cairn__GroupSpec *g)
         used += snprintf(text + used, sizeof text - (size_t)used, " %zu points", g->n_points / 2);
     if (g->lr_min > 0) snprintf(text + used, sizeof text - (size_t)used, " to %g", g->lr_min);
     const bool driven = g->schedule == CAIRN_SCHEDULE_DRIVEN; // what comes next the trainer knows
-    cairn_ctl_line("", "  %s; lr of the %s round %g", text, driven ? "last" : "next", g->lr_now);
+    ctl_line("", "  %s; lr of the %s round %g", text, driven ? "last" : "next", g->lr_now);
 }
 
 /* With global_batch the round's micro-batches are those of all workers together. */
 static void print_stage(const Cairn__JobSpec *s)
 {
     const uint32_t micros = s->global_batch > 0 ? s->global_batch : s->micro_batches;
-    cairn_ctl_line("stage", "%u: %s; %u micro-batch%s a round%s", s->stage,
-                   cairn_capability_name(CAIRN_CAPABILITY_STAGE, (int)s->stage), micros,
-                   micros == 1 ? "" : "es",
-                   s->global_batch > 0 ? ", dealt to the workers that there are" : "");
+    ctl_line("stage", "%u: %s; %u micro-batch%s a round%s", s->stage,
+             cairn_capability_name(CAIRN_CAPABILITY_STAGE, (int)s->stage), micros,
+             micros == 1 ? "" : "es",
+             s->global_batch > 0 ? ", dealt to the workers that there are" : "");
 }
 
 static void print_spec(const Cairn__JobSpec *s)
 {
     print_stage(s);
-    if (s->clip_norm > 0) cairn_ctl_line("clip norm", "%g", s->clip_norm);
+    if (s->clip_norm > 0) ctl_line("clip norm", "%g", s->clip_norm);
     if (s->offload_fraction > 0)
-        cairn_ctl_line("offload", "%g of the state in host memory, where a shard has a GPU",
-                       s->offload_fraction);
-    cairn_ctl_line("not finite", "%s",
-                   cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
-    cairn_ctl_rules_print(s);
+        ctl_line("offload", "%g of the state in host memory, where a shard has a GPU",
+                 s->offload_fraction);
+    ctl_line("not finite", "%s",
+             cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
+    ctl_rules_print(s);
     const char *loss = cairn_capability_name(CAIRN_CAPABILITY_SHARD_LOSS, (int)s->on_shard_loss);
     if (s->on_shard_loss == CAIRN_SHARD_LOSS_WAIT)
-        cairn_ctl_line("on shard loss", "%s", loss);
+        ctl_line("on shard loss", "%s", loss);
     else
-        cairn_ctl_line("on shard loss", "%s, when it is away for %u s or comes back empty", loss,
-                       s->shard_loss_wait_s);
+        ctl_line("on shard loss", "%s, when it is away for %u s or comes back empty", loss,
+                 s->shard_loss_wait_s);
     loss = cairn_capability_name(CAIRN_CAPABILITY_WORKER_LOSS, (int)s->on_worker_loss);
     if (s->on_worker_loss == CAIRN_WORKER_LOSS_WAIT)
-        cairn_ctl_line("on worker loss", "%s, for %u s at most", loss,
-                       s->worker_loss_wait_s > 0 ? s->worker_loss_wait_s : CAIRN_SPEC_LOSS_WAIT_S);
+        ctl_line("on worker loss", "%s, for %u s at most", loss,
+                 s->worker_loss_wait_s > 0 ? s->worker_loss_wait_s : CAIRN_SPEC_LOSS_WAIT_S);
     else
-        cairn_ctl_line("on worker loss", "%s", loss);
+        ctl_line("on worker loss", "%s", loss);
     if (s->revision > 0)
-        cairn_ctl_line("amended", "%llu time%s", (unsigned long long)s->revision,
-                       s->revision == 1 ? "" : "s");
+        ctl_line("amended", "%llu time%s", (unsigned long long)s->revision,
+                 s->revision == 1 ? "" : "s");
 }
 
 static void print_loss_scale(const Cairn__JobStatus *j)
 {
     const Cairn__JobSpec *s = j->spec;
     if (s == NULL || s->loss_scale_policy != CAIRN_LOSS_SCALE_DYNAMIC)
-        cairn_ctl_line("loss scale", "%g, fixed", j->loss_scale);
+        ctl_line("loss scale", "%g, fixed", j->loss_scale);
     else
-        cairn_ctl_line("loss scale", "%g, dynamic from %g to %g, doubled after %u rounds",
-                       j->loss_scale, s->loss_scale_min, s->loss_scale_max,
-                       s->loss_scale_growth_steps);
+        ctl_line("loss scale", "%g, dynamic from %g to %g, doubled after %u rounds", j->loss_scale,
+                 s->loss_scale_min, s->loss_scale_max, s->loss_scale_growth_steps);
 }
 
 static void print_frozen(const Cairn__JobStatus *j)
 {
     for (size_t i = 0; i < j->n_frozen_tensors; i++)
-        cairn_ctl_line(i == 0 ? "frozen tensors" : "", "%s", j->frozen_tensors[i]);
+        ctl_line(i == 0 ? "frozen tensors" : "", "%s", j->frozen_tensors[i]);
     if (j->frozen_tensor_count > j->n_frozen_tensors)
-        cairn_ctl_line("", "and %llu more",
-                       (unsigned long long)(j->frozen_tensor_count - j->n_frozen_tensors));
+        ctl_line("", "and %llu more",
+                 (unsigned long long)(j->frozen_tensor_count - j->n_frozen_tensors));
 }
 
 static void print_workers(const Cairn__JobStatus *j)
@@ -296,110 +290,108 @@ static void print_workers(const Cairn__JobStatus *j)
     if (j->workers_max > 0) snprintf(most, sizeof most, ", at most %u", j->workers_max);
     if (batch > 0 && j->workers > batch)
         snprintf(surplus, sizeof surplus, "; %u without a micro-batch idle", j->workers - batch);
-    cairn_ctl_line("workers", "%u attached, at least %u%s%s", j->workers, j->workers_min, most,
-                   surplus);
+    ctl_line("workers", "%u attached, at least %u%s%s", j->workers, j->workers_min, most, surplus);
 }
 
 static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
 {
     char text[64], other[64];
-    cairn_ctl_line("job", "%s", j->name);
-    cairn_ctl_line("state", "%s", j->state);
-    cairn_ctl_version_line("version", j->generation, j->step, j->version_unknown);
-    cairn_ctl_line("epoch, round", "%llu, %llu", (unsigned long long)j->epoch,
-                   (unsigned long long)j->round);
-    if (j->awaited[0] != 0) cairn_ctl_line("waits for", "%s", j->awaited);
-    if (j->path_cut[0] != 0) cairn_ctl_line("data path", "cut: %s", j->path_cut);
-    if (j->straggler != NULL) cairn_ctl_line("held up by", "%s", j->straggler->text);
-    if (j->nonfinite > 0) cairn_ctl_damaged_line(j->nonfinite, j->nonfinite_tensors);
-    if (j->gradient[0] != 0) cairn_ctl_line("last round", "skipped: %s", j->gradient);
-    if (j->put_out[0] != 0) cairn_ctl_line("put out", "%s", j->put_out);
-    if (j->stepped) cairn_ctl_line("last step", "%.1f s ago", (double)j->stepped_ms_ago / 1000);
-    if (j->snapshot_failed[0] != 0) cairn_ctl_line("no snapshot", "%s", j->snapshot_failed);
-    if (j->saving[0] != 0) cairn_ctl_line("saving", "%s", j->saving);
-    if (j->passed_over[0] != 0) cairn_ctl_line("passed over", "%s", j->passed_over);
+    ctl_line("job", "%s", j->name);
+    ctl_line("state", "%s", j->state);
+    ctl_version_line("version", j->generation, j->step, j->version_unknown);
+    ctl_line("epoch, round", "%llu, %llu", (unsigned long long)j->epoch,
+             (unsigned long long)j->round);
+    if (j->awaited[0] != 0) ctl_line("waits for", "%s", j->awaited);
+    if (j->path_cut[0] != 0) ctl_line("data path", "cut: %s", j->path_cut);
+    if (j->straggler != NULL) ctl_line("held up by", "%s", j->straggler->text);
+    if (j->nonfinite > 0) ctl_damaged_line(j->nonfinite, j->nonfinite_tensors);
+    if (j->gradient[0] != 0) ctl_line("last round", "skipped: %s", j->gradient);
+    if (j->put_out[0] != 0) ctl_line("put out", "%s", j->put_out);
+    if (j->stepped) ctl_line("last step", "%.1f s ago", (double)j->stepped_ms_ago / 1000);
+    if (j->snapshot_failed[0] != 0) ctl_line("no snapshot", "%s", j->snapshot_failed);
+    if (j->saving[0] != 0) ctl_line("saving", "%s", j->saving);
+    if (j->passed_over[0] != 0) ctl_line("passed over", "%s", j->passed_over);
     if (j->restores > 0)
-        cairn_ctl_line("restored", "%u time%s by itself since a step was applied", j->restores,
-                       j->restores == 1 ? "" : "s");
+        ctl_line("restored", "%u time%s by itself since a step was applied", j->restores,
+                 j->restores == 1 ? "" : "s");
     print_workers(j);
     if (j->heaviest_over_mean > 0)
-        cairn_ctl_line("shards", "%u, heaviest/mean %.3f, layout %s", j->shards,
-                       j->heaviest_over_mean, j->layout_hash);
+        ctl_line("shards", "%u, heaviest/mean %.3f, layout %s", j->shards, j->heaviest_over_mean,
+                 j->layout_hash);
     else
-        cairn_ctl_line("shards", "%u, layout %s", j->shards, j->layout_hash);
+        ctl_line("shards", "%u, layout %s", j->shards, j->layout_hash);
     if (j->extents > 0)
-        cairn_ctl_line("pieces", "%llu of its tensors on shards, in %llu extents",
-                       (unsigned long long)j->pieces, (unsigned long long)j->extents);
-    cairn_ctl_line("tensors", "%llu, %llu elements, memory: %s", (unsigned long long)j->tensors,
-                   (unsigned long long)j->elems, told_bytes(j, j->state_bytes, text));
+        ctl_line("pieces", "%llu of its tensors on shards, in %llu extents",
+                 (unsigned long long)j->pieces, (unsigned long long)j->extents);
+    ctl_line("tensors", "%llu, %llu elements, memory: %s", (unsigned long long)j->tensors,
+             (unsigned long long)j->elems, told_bytes(j, j->state_bytes, text));
     if (j->blobs > 0)
-        cairn_ctl_line("", "%llu of them blobs, %llu bytes", (unsigned long long)j->blobs,
-                       (unsigned long long)j->blob_bytes);
+        ctl_line("", "%llu of them blobs, %llu bytes", (unsigned long long)j->blobs,
+                 (unsigned long long)j->blob_bytes);
     if (j->spec != NULL) print_spec(j->spec);
     for (size_t i = 0; i < j->n_groups; i++) print_group(j->groups[i]);
     print_frozen(j);
     groups_print(j);
     if (!j->version_unknown) print_loss_scale(j);
     if (!j->version_unknown && j->spec != NULL && j->spec->client_state_max > 0)
-        cairn_ctl_line("client state", "%llu bytes, at most %u",
-                       (unsigned long long)j->client_state_bytes, j->spec->client_state_max);
+        ctl_line("client state", "%llu bytes, at most %u",
+                 (unsigned long long)j->client_state_bytes, j->spec->client_state_max);
     for (size_t i = 0; i < j->n_leases; i++) {
         const Cairn__LeaseStatus *l = j->leases[i];
-        cairn_ctl_line("lease", "generation %llu, step %llu: %s %s, %.1f s left",
-                       (unsigned long long)l->generation, (unsigned long long)l->step,
-                       cairn_role_name(l->role), l->holder, (double)l->left_ms / 1000);
+        ctl_line("lease", "generation %llu, step %llu: %s %s, %.1f s left",
+                 (unsigned long long)l->generation, (unsigned long long)l->step,
+                 cairn_role_name(l->role), l->holder, (double)l->left_ms / 1000);
     }
-    if (!j->version_unknown) cairn_ctl_line("gradient norm", "%g", j->last_grad_norm);
-    cairn_ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),
-                   told_bytes(j, j->fetched_bytes, other));
+    if (!j->version_unknown) ctl_line("gradient norm", "%g", j->last_grad_norm);
+    ctl_line("pushed, fetched", "%s, %s", told_bytes(j, j->pushed_bytes, text),
+             told_bytes(j, j->fetched_bytes, other));
     if (is_told(j)) job_bytes_print(j);
-    cairn_ctl_line("rounds",
-                   "%llu applied, %llu skipped, %llu abandoned since the coordinator started",
-                   (unsigned long long)j->steps_applied, (unsigned long long)j->rounds_skipped,
-                   (unsigned long long)j->rounds_abandoned);
+    ctl_line("rounds", "%llu applied, %llu skipped, %llu abandoned since the coordinator started",
+             (unsigned long long)j->steps_applied, (unsigned long long)j->rounds_skipped,
+             (unsigned long long)j->rounds_abandoned);
     if (j->skips > 0)
-        cairn_ctl_line("skipped", "%llu in all; the next batch is number %llu",
-                       (unsigned long long)j->skips, (unsigned long long)(j->step + j->skips));
+        ctl_line("skipped", "%llu in all; the next batch is number %llu",
+                 (unsigned long long)j->skips, (unsigned long long)(j->step + j->skips));
     if (j->skips_in_row > 0 && j->spec != NULL)
-        cairn_ctl_line("", "%u in a row with the loss scale at its least, at most %u",
-                       j->skips_in_row, j->spec->skips_max);
+        ctl_line("", "%u in a row with the loss scale at its least, at most %u", j->skips_in_row,
+                 j->spec->skips_max);
     if (!is_told(j) || j->n_memory == 0) return;
     printf("\n");
-    cairn_ctl_job_memory_print(ctl, j->memory, j->n_memory);
+    ctl_job_memory_print(ctl, j->memory, j->n_memory);
 }
 
-int cairn_ctl_job_show(struct ctl *ctl)
+int ctl_job_show(struct ctl *ctl)
 {
     Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
     show.name = ctl->argv[0];
     ProtobufCMessage *reply;
-    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &show.base, CAIRN_MSG_JOB_STATUS,
-                                         &reply);
+    cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &show.base, CAIRN_MSG_JOB_STATUS,
+                                   &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     if (ctl->json)
-        cairn_ctl_print_json(job_json((const Cairn__JobStatus *)reply));
+        ctl_print_json(job_json((const Cairn__JobStatus *)reply));
     else
         print_job(ctl, (const Cairn__JobStatus *)reply);
     cairn_message_free(reply);
     return 0;
 }
 
-int cairn_ctl_job_digest(struct ctl *ctl)
+int ctl_job_digest(struct ctl *ctl)
 {
     Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
     get.name = ctl->argv[0];
     ctl->cut_of = get.name;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = DIGEST_TIMEOUT_MS;
     ProtobufCMessage *reply;
-    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_DIGEST_GET, &get.base,
-                                         CAIRN_MSG_JOB_DIGEST, &reply);
+    cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_DIGEST_GET, &get.base, CAIRN_MSG_JOB_DIGEST,
+                                   &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__JobDigest *digest = (const Cairn__JobDigest *)reply;
-    const char *root = cairn_ctl_hex(digest->root);
+    const char *root = ctl_hex(digest->root);
     if (ctl->json)
-        cairn_ctl_print_json(json_pack("{s:s, s:I, s:I, s:s}", "job", get.name, "generation",
-                                       (json_int_t)digest->generation, "step",
-                                       (json_int_t)digest->step, "content_root", root));
+        ctl_print_json(json_pack("{s:s, s:I, s:I, s:s}", "job", get.name, "generation",
+                                 (json_int_t)digest->generation, "step", (json_int_t)digest->step,
+                                 "content_root", root));
     else if (ctl->quiet)
         printf("%s\n", root);
     else
@@ -446,23 +438,21 @@ static json_t *job_bytes_json(const Cairn__JobStatus *job)
 
 static void print_entry(const char *name, const Cairn__BytesTold *b)
 {
-    cairn_ctl_line(name, "pushed %s shared, %s carried; fetched %s, %s",
-                   cairn_ctl_bytes(b->pushed_shared), cairn_ctl_bytes(b->pushed_carried),
-                   cairn_ctl_bytes(b->fetched_shared), cairn_ctl_bytes(b->fetched_carried));
+    ctl_line(name, "pushed %s shared, %s carried; fetched %s, %s", ctl_bytes(b->pushed_shared),
+             ctl_bytes(b->pushed_carried), ctl_bytes(b->fetched_shared),
+             ctl_bytes(b->fetched_carried));
     if (b->pushed_one_sided > 0 || b->fetched_one_sided > 0)
-        cairn_ctl_line("", "of the carried, read one-sidedly: pushed %s, fetched %s",
-                       cairn_ctl_bytes(b->pushed_one_sided), cairn_ctl_bytes(b->fetched_one_sided));
+        ctl_line("", "of the carried, read one-sidedly: pushed %s, fetched %s",
+                 ctl_bytes(b->pushed_one_sided), ctl_bytes(b->fetched_one_sided));
     if (b->pushed_direct > 0 || b->fetched_direct > 0)
-        cairn_ctl_line("", "of the carried, right from a card: pushed %s, fetched %s",
-                       cairn_ctl_bytes(b->pushed_direct), cairn_ctl_bytes(b->fetched_direct));
+        ctl_line("", "of the carried, right from a card: pushed %s, fetched %s",
+                 ctl_bytes(b->pushed_direct), ctl_bytes(b->fetched_direct));
     if (b->pushed_device > 0 || b->fetched_device > 0)
-        cairn_ctl_line("",
-                       "of the shared, from and to a card, past the host: pushed %s, fetched %s",
-                       cairn_ctl_bytes(b->pushed_device), cairn_ctl_bytes(b->fetched_device));
+        ctl_line("", "of the shared, from and to a card, past the host: pushed %s, fetched %s",
+                 ctl_bytes(b->pushed_device), ctl_bytes(b->fetched_device));
     if (b->steps == 0) return;
-    cairn_ctl_line("", "a step, of %llu: pushed %s, fetched %s", (unsigned long long)b->steps,
-                   cairn_ctl_bytes((uint64_t)b->pushed_a_step),
-                   cairn_ctl_bytes((uint64_t)b->fetched_a_step));
+    ctl_line("", "a step, of %llu: pushed %s, fetched %s", (unsigned long long)b->steps,
+             ctl_bytes((uint64_t)b->pushed_a_step), ctl_bytes((uint64_t)b->fetched_a_step));
 }
 
 static void job_bytes_print(const Cairn__JobStatus *job)
@@ -525,17 +515,17 @@ static void groups_print(const Cairn__JobStatus *j)
     if (j->reduce_group_count > j->n_reduce_groups)
         cairn_sentence_add(&text, "; and %zu more", j->reduce_group_count - j->n_reduce_groups);
     if (j->reduce_group_count > 0)
-        cairn_ctl_line("reduce groups", "%u (%s)", j->reduce_group_count, text.text);
+        ctl_line("reduce groups", "%u (%s)", j->reduce_group_count, text.text);
     else
-        cairn_ctl_line("reduce groups", "none%s%s", j->reduce_groups_off[0] != '\0' ? ": " : " yet",
-                       j->reduce_groups_off);
+        ctl_line("reduce groups", "none%s%s", j->reduce_groups_off[0] != '\0' ? ": " : " yet",
+                 j->reduce_groups_off);
 }
 
 /* ==== job memory ==== */
 
 /* The memory that a job takes on its shards, by kind. */
 
-uint64_t cairn_ctl_job_memory_sum(const Cairn__MemoryTold *m)
+uint64_t ctl_job_memory_sum(const Cairn__MemoryTold *m)
 {
     return m->state + m->published + m->landing + m->staging + m->tables;
 }
@@ -559,10 +549,10 @@ static json_t *kinds_json(const Cairn__MemoryTold *m)
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "state", (json_int_t)m->state,
                      "published", (json_int_t)m->published, "landing", (json_int_t)m->landing,
                      "staging", (json_int_t)m->staging, "tables", (json_int_t)m->tables, "total",
-                     (json_int_t)cairn_ctl_job_memory_sum(m), "device", (json_int_t)m->device);
+                     (json_int_t)ctl_job_memory_sum(m), "device", (json_int_t)m->device);
 }
 
-json_t *cairn_ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count)
+json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count)
 {
     const Cairn__MemoryTold all = all_of(shards, count);
     json_t *object = kinds_json(&all), *list = json_array();
@@ -580,29 +570,27 @@ json_t *cairn_ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count
 static void add_row(struct ctl_table *table, size_t columns, const char *name,
                     const Cairn__MemoryTold *m)
 {
-    const uint64_t bytes[] = { m->state,   m->published, m->landing,
-                               m->staging, m->tables,    cairn_ctl_job_memory_sum(m),
-                               m->device };
-    cairn_ctl_table_cell(table, "%s", name);
+    const uint64_t bytes[] = { m->state,  m->published,          m->landing, m->staging,
+                               m->tables, ctl_job_memory_sum(m), m->device };
+    ctl_table_cell(table, "%s", name);
     for (size_t i = 0; i < columns - 1; i++)
-        cairn_ctl_table_cell(table, "%s", m->untold ? "-" : cairn_ctl_bytes(bytes[i]));
+        ctl_table_cell(table, "%s", m->untold ? "-" : ctl_bytes(bytes[i]));
 }
 
-void cairn_ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards,
-                                size_t count)
+void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count)
 {
     static const char *const headers[] = { "MEMORY OF", "STATE",  "PUBLISHED", "LANDING",
                                            "STAGING",   "TABLES", "TOTAL",     "ON DEVICE" };
     const Cairn__MemoryTold all = all_of(shards, count);
     const size_t columns = all.device > 0 ? 8 : 7;
-    struct ctl_table *table = cairn_ctl_table_open(headers, columns);
+    struct ctl_table *table = ctl_table_open(headers, columns);
     for (size_t i = 0; i < count; i++) {
         char name[32];
         snprintf(name, sizeof name, "shard %u", shards[i]->shard_index);
         add_row(table, columns, shards[i]->shard[0] != '\0' ? shards[i]->shard : name, shards[i]);
     }
     if (count > 1) add_row(table, columns, "all", &all);
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
 /* ==== drop ==== */
@@ -611,17 +599,17 @@ void cairn_ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const 
 
 #define REMOVE_TIMEOUT_MS 600000
 
-int cairn_ctl_job_drop(struct ctl *ctl)
+int ctl_job_drop(struct ctl *ctl)
 {
     Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
     ProtobufCMessage *reply;
-    const int refused = cairn_ctl_confirm(ctl, "The state of the job on its shards", ctl->argv[0]);
+    const int refused = ctl_confirm(ctl, "The state of the job on its shards", ctl->argv[0]);
     if (refused >= 0) return refused;
     remove.name = ctl->argv[0];
     remove.force = ctl->force;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_REMOVE, &remove.base,
-                                               CAIRN_MSG_JOB_REMOVED, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_REMOVE, &remove.base,
+                                         CAIRN_MSG_JOB_REMOVED, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__JobRemoved *removed = (const Cairn__JobRemoved *)reply;
     json_t *away = json_array();
@@ -629,19 +617,17 @@ int cairn_ctl_job_drop(struct ctl *ctl)
         json_array_append_new(away, json_string(removed->away[i]));
     if (ctl->json) {
         const bool known = !removed->version_unknown;
-        cairn_ctl_print_json(json_pack("{s:s, s:o, s:o, s:i, s:O, s:s}", "job", removed->name,
-                                       "generation",
-                                       cairn_ctl_json_known(known, removed->generation), "step",
-                                       cairn_ctl_json_known(known, removed->step), "shards",
-                                       (int)removed->shards, "away", away, "note", removed->note));
+        ctl_print_json(json_pack("{s:s, s:o, s:o, s:i, s:O, s:s}", "job", removed->name,
+                                 "generation", ctl_json_known(known, removed->generation), "step",
+                                 ctl_json_known(known, removed->step), "shards",
+                                 (int)removed->shards, "away", away, "note", removed->note));
     } else if (!ctl->quiet) {
-        cairn_ctl_line("dropped", "%s", removed->name);
-        cairn_ctl_version_line("was at", removed->generation, removed->step,
-                               removed->version_unknown);
-        cairn_ctl_line("shards", "%u have given its memory back", removed->shards);
+        ctl_line("dropped", "%s", removed->name);
+        ctl_version_line("was at", removed->generation, removed->step, removed->version_unknown);
+        ctl_line("shards", "%u have given its memory back", removed->shards);
         for (size_t i = 0; i < removed->n_away; i++)
-            cairn_ctl_line("away", "%s, which drops its part when it is back", removed->away[i]);
-        if (removed->note[0] != '\0') cairn_ctl_line("note", "%s", removed->note);
+            ctl_line("away", "%s, which drops its part when it is back", removed->away[i]);
+        if (removed->note[0] != '\0') ctl_line("note", "%s", removed->note);
     }
     json_decref(away);
     cairn_message_free(reply);
@@ -655,54 +641,53 @@ static int move(struct ctl *ctl, bool parked)
     park.name = ctl->argv[0];
     park.parked = parked;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_PARK, &park.base,
-                                               CAIRN_MSG_JOB_PARKED, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_PARK, &park.base, CAIRN_MSG_JOB_PARKED,
+                                         &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__JobParked *told = (const Cairn__JobParked *)reply;
     if (ctl->json) {
-        cairn_ctl_print_json(json_pack("{s:s, s:b, s:i, s:s}", "job", told->name, "parked",
-                                       told->parked, "shards", (int)told->shards, "note",
-                                       told->note));
+        ctl_print_json(json_pack("{s:s, s:b, s:i, s:s}", "job", told->name, "parked", told->parked,
+                                 "shards", (int)told->shards, "note", told->note));
     } else if (!ctl->quiet) {
-        cairn_ctl_line(told->parked ? "parked" : "unparked", "%s", told->name);
-        cairn_ctl_line("shards", "%u", told->shards);
-        if (told->note[0] != '\0') cairn_ctl_line("note", "%s", told->note);
+        ctl_line(told->parked ? "parked" : "unparked", "%s", told->name);
+        ctl_line("shards", "%u", told->shards);
+        if (told->note[0] != '\0') ctl_line("note", "%s", told->note);
     }
     cairn_message_free(reply);
     return 0;
 }
 
-int cairn_ctl_job_park(struct ctl *ctl)
+int ctl_job_park(struct ctl *ctl)
 {
     return move(ctl, true);
 }
 
-int cairn_ctl_job_unpark(struct ctl *ctl)
+int ctl_job_unpark(struct ctl *ctl)
 {
     return move(ctl, false);
 }
 
-int cairn_ctl_snapshot_rm(struct ctl *ctl)
+int ctl_snapshot_rm(struct ctl *ctl)
 {
     Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
     ProtobufCMessage *reply;
-    const int refused = cairn_ctl_confirm(ctl, "The snapshot's files", ctl->argv[1]);
+    const int refused = ctl_confirm(ctl, "The snapshot's files", ctl->argv[1]);
     if (refused >= 0) return refused;
     remove.job = ctl->argv[0];
     remove.id = ctl->argv[1];
     remove.force = ctl->force;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base,
-                                               CAIRN_MSG_SNAPSHOT_REMOVED, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base,
+                                         CAIRN_MSG_SNAPSHOT_REMOVED, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotRemoved *removed = (const Cairn__SnapshotRemoved *)reply;
     if (ctl->json) {
-        cairn_ctl_print_json(json_pack("{s:s, s:s, s:i, s:I}", "id", removed->id, "job",
-                                       removed->job, "files", (int)removed->files, "bytes",
-                                       (json_int_t)removed->bytes));
+        ctl_print_json(json_pack("{s:s, s:s, s:i, s:I}", "id", removed->id, "job", removed->job,
+                                 "files", (int)removed->files, "bytes",
+                                 (json_int_t)removed->bytes));
     } else if (!ctl->quiet) {
-        cairn_ctl_line("removed", "%s of job %s", removed->id, removed->job);
-        cairn_ctl_line("size", "%s in %u files", cairn_ctl_bytes(removed->bytes), removed->files);
+        ctl_line("removed", "%s of job %s", removed->id, removed->job);
+        ctl_line("size", "%s in %u files", ctl_bytes(removed->bytes), removed->files);
     }
     cairn_message_free(reply);
     return 0;
@@ -716,7 +701,7 @@ static cairn_status show(struct ctl *ctl, ProtobufCMessage **reply_out)
 {
     Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
     message.name = ctl->argv[0];
-    return cairn_ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &message.base, CAIRN_MSG_JOB_STATUS, reply_out);
+    return ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &message.base, CAIRN_MSG_JOB_STATUS, reply_out);
 }
 
 /* The groups as they are, but for their lr. -1: go on. */
@@ -726,17 +711,16 @@ static int fill_groups(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn
         Cairn__GroupSpec *group = job->groups[i];
         if (ctl->group != NULL && strcmp(group->name, ctl->group) != 0) continue;
         if (group->schedule == CAIRN_SCHEDULE_DRIVEN)
-            return cairn_ctl_fail(CAIRN_ERR_UNSUPPORTED,
-                                  "group %s is driven: its lr is the trainer's, and comes with "
-                                  "each commit; name another with --group",
-                                  group->name);
+            return ctl_fail(CAIRN_ERR_UNSUPPORTED,
+                            "group %s is driven: its lr is the trainer's, and comes with "
+                            "each commit; name another with --group",
+                            group->name);
         group->lr = ctl->lr;
         amend->groups[amend->n_groups++] = group;
     }
     if (amend->n_groups > 0) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND,
-                          "job %s has no group %s; `cairn job show %s` has them", job->name,
-                          ctl->group != NULL ? ctl->group : "at all", job->name);
+    return ctl_fail(CAIRN_ERR_NOT_FOUND, "job %s has no group %s; `cairn job show %s` has them",
+                    job->name, ctl->group != NULL ? ctl->group : "at all", job->name);
 }
 
 /* More workers than are attached: the job does what was asked, and the operator may not see that it waits. */
@@ -746,33 +730,33 @@ static void say_who_lacks(struct ctl *ctl)
     if (show(ctl, &reply) != CAIRN_OK) return;
     const Cairn__JobStatus *job = (const Cairn__JobStatus *)reply;
     if (job->workers > 0 && job->workers < job->workers_min)
-        cairn_ctl_line("waits", "for %u more: a round opens with %u workers, attached: %u",
-                       job->workers_min - job->workers, job->workers_min, job->workers);
+        ctl_line("waits", "for %u more: a round opens with %u workers, attached: %u",
+                 job->workers_min - job->workers, job->workers_min, job->workers);
     cairn_message_free(reply);
 }
 
 static int print(struct ctl *ctl, uint64_t revision)
 {
     if (ctl->json)
-        return cairn_ctl_print_json(
+        return ctl_print_json(
             json_pack("{s:s, s:I}", "job", ctl->argv[0], "revision", (json_int_t)revision));
     if (ctl->quiet) {
         printf("%llu\n", (unsigned long long)revision);
     } else {
-        cairn_ctl_line("amended", "%s", ctl->argv[0]);
-        cairn_ctl_line("revision", "%llu", (unsigned long long)revision);
+        ctl_line("amended", "%s", ctl->argv[0]);
+        ctl_line("revision", "%llu", (unsigned long long)revision);
         if (ctl->workers_max > 0) say_who_lacks(ctl);
     }
     return 0;
 }
 
-cairn_status cairn_ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend, uint64_t *revision_out)
+cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend, uint64_t *revision_out)
 {
     ProtobufCMessage *reply;
     randombytes_buf(&amend->key, sizeof amend->key);
     amend->key |= 1; // not 0
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_AMEND, &amend->base,
-                                               CAIRN_MSG_JOB_AMENDED, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_AMEND, &amend->base,
+                                         CAIRN_MSG_JOB_AMENDED, &reply);
     if (called != CAIRN_OK) return called;
     *revision_out = ((const Cairn__JobAmended *)reply)->revision;
     cairn_message_free(reply);
@@ -782,7 +766,7 @@ cairn_status cairn_ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend, uint64_t *
 static int send(struct ctl *ctl, Cairn__JobAmend *amend)
 {
     uint64_t revision;
-    const cairn_status called = cairn_ctl_amend(ctl, amend, &revision);
+    const cairn_status called = ctl_amend(ctl, amend, &revision);
     return called == CAIRN_OK ? print(ctl, revision) : cairn_status_exit((int)called);
 }
 
@@ -839,8 +823,8 @@ static int fill_staging(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn_
     const int value = asked != NULL ? cairn_capability_value(CAIRN_CAPABILITY_STAGING, asked)
                                     : (int)now->snapshot_staging;
     if (value < 0)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--snapshot-staging %s: state and small are allowed", asked);
+        return ctl_fail(CAIRN_ERR_INVALID, "--snapshot-staging %s: state and small are allowed",
+                        asked);
     amend->snapshot_staging = (uint32_t)value;
     return -1;
 }
@@ -853,9 +837,9 @@ static int fill_shard_loss(const struct ctl *ctl, const Cairn__JobSpec *now, Cai
                           ? (int)now->on_shard_loss
                           : cairn_capability_value(CAIRN_CAPABILITY_SHARD_LOSS, ctl->on_shard_loss);
     if (asked < 0)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--on-shard-loss %s: wait and restore-latest are allowed",
-                              ctl->on_shard_loss);
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "--on-shard-loss %s: wait and restore-latest are allowed",
+                        ctl->on_shard_loss);
     amend->on_shard_loss = (uint32_t)asked;
     if (ctl->shard_loss_wait_s > 0)
         amend->shard_loss_wait_s = ctl->shard_loss_wait_s;
@@ -873,9 +857,8 @@ static int fill_worker_loss(const struct ctl *ctl, const Cairn__JobSpec *now,
                           : cairn_capability_value(CAIRN_CAPABILITY_WORKER_LOSS,
                                                    ctl->on_worker_loss);
     if (asked < 0)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--on-worker-loss %s: redo, wait and fail are allowed",
-                              ctl->on_worker_loss);
+        return ctl_fail(CAIRN_ERR_INVALID, "--on-worker-loss %s: redo, wait and fail are allowed",
+                        ctl->on_worker_loss);
     amend->on_worker_loss = (uint32_t)asked;
     if (ctl->worker_loss_wait_s > 0)
         amend->worker_loss_wait_s = ctl->worker_loss_wait_s;
@@ -889,8 +872,8 @@ static int fill_worker_loss(const struct ctl *ctl, const Cairn__JobSpec *now,
 static int fill(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn__JobAmend *amend)
 {
     if (job->spec == NULL)
-        return cairn_ctl_fail(CAIRN_ERR_PROTOCOL, "the coordinator does not say what job %s is",
-                              job->name);
+        return ctl_fail(CAIRN_ERR_PROTOCOL, "the coordinator does not say what job %s is",
+                        job->name);
     amend->revision = job->spec->revision;
     if (ctl->has_lr) {
         const int done = fill_groups(ctl, job, amend);
@@ -911,21 +894,21 @@ static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)
     Cairn__GroupSpec **groups = calloc(job->n_groups + 1, sizeof(Cairn__GroupSpec *));
     amend->groups = groups;
     int done = groups != NULL ? fill(ctl, job, amend)
-                              : cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+                              : ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (done < 0) done = send(ctl, amend);
     free(groups);
     cairn_message_free(reply);
     return done;
 }
 
-int cairn_ctl_job_amend(struct ctl *ctl)
+int ctl_job_amend(struct ctl *ctl)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     const bool as_shown = ctl->has_lr || changes_policy(ctl);
     if (!as_shown && !ctl->has_clip_norm && ctl->workers_max == 0 && ctl->set.count == 0)
-        return cairn_ctl_usage_fail(ctl, "it changes nothing: give what is to be another");
+        return ctl_usage_fail(ctl, "it changes nothing: give what is to be another");
     if (ctl->group != NULL && !ctl->has_lr)
-        return cairn_ctl_usage_fail(ctl, "--group is of --lr, which is not given");
+        return ctl_usage_fail(ctl, "--group is of --lr, which is not given");
     amend.name = ctl->argv[0];
     amend.workers_min = ctl->workers_min;
     amend.workers_max = ctl->workers_max;

@@ -44,7 +44,7 @@ static uint64_t now_ms(void)
 
 static int fail(const struct cairn_sentence *why)
 {
-    return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why->text);
+    return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why->text);
 }
 
 static void block_signals(struct local *local)
@@ -67,14 +67,14 @@ static int prepare(struct local *local)
     const char *command = local->ctl->argc > 0 ? local->ctl->argv[0] : NULL;
     struct cairn_sentence why = { "" };
     if (command != NULL && !local_command_is_there(command)) {
-        cairn_ctl_fail(CAIRN_ERR_NOT_FOUND, "there is no program %s to run", command);
+        ctl_fail(CAIRN_ERR_NOT_FOUND, "there is no program %s to run", command);
         return 127; // as a shell says it
     }
     if (!local_program_find("cairn-coordinator", local->programs[LOCAL_COORDINATOR], &why) ||
         !local_program_find("cairn-shard", local->programs[LOCAL_SHARD], &why))
         return fail(&why);
     if (!local_import_find(local, &why) || !local_folder_make(local, &why))
-        return cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+        return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
     return -1;
 }
 
@@ -83,13 +83,12 @@ static int await_ready(struct local *local, const char *name, char *line_out, si
 {
     const uint64_t deadline_ms = now_ms() + START_MS;
     while (!local_ready_read(local, name, line_out, line_bytes)) {
-        const int number = cairn_local_signal(local, LOCAL_TURN_MS, NULL);
+        const int number = local_signal(local, LOCAL_TURN_MS, NULL);
         if (number != 0 && number != SIGCHLD) return 128 + number;
-        if (cairn_local_daemons_reap(local) > 0) return 1;
+        if (local_daemons_reap(local) > 0) return 1;
         if (now_ms() >= deadline_ms)
-            return cairn_ctl_fail(CAIRN_ERR_TIMEOUT,
-                                  "%s was not ready within %d s; its log is %s/%s.log", name,
-                                  START_MS / 1000, local->folder, name);
+            return ctl_fail(CAIRN_ERR_TIMEOUT, "%s was not ready within %d s; its log is %s/%s.log",
+                            name, START_MS / 1000, local->folder, name);
     }
     return -1;
 }
@@ -99,7 +98,7 @@ static int start_one(struct local *local, int index)
     struct local_daemon *daemon = &local->daemons[index];
     struct cairn_sentence why;
     if (!local_config_write(local, daemon->name, &why))
-        return cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+        return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
     return local_daemon_start(local, daemon, index == 0 ? LOCAL_COORDINATOR : LOCAL_SHARD) ? -1 : 1;
 }
 
@@ -119,11 +118,11 @@ static int start(struct local *local)
     return done;
 }
 
-int cairn_local_shard_add(struct local *local)
+int local_shard_add(struct local *local)
 {
     char line[sizeof local->endpoint];
     if (local->daemon_count > CTL_SHARDS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "%d shards are the most", CTL_SHARDS_MAX);
+        return ctl_fail(CAIRN_ERR_INVALID, "%d shards are the most", CTL_SHARDS_MAX);
     const int index = local->daemon_count++;
     struct local_daemon *daemon = &local->daemons[index];
     *daemon = (struct local_daemon) { .pid = 0 };
@@ -151,7 +150,7 @@ static int announce(struct local *local)
     snprintf(line, sizeof line, "%s\n", local->endpoint);
     if (file == NULL) return -1;
     local->is_announced = local_file_write(file, line, &why);
-    return local->is_announced ? -1 : cairn_ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+    return local->is_announced ? -1 : ctl_fail(CAIRN_ERR_IO, "%s", why.text);
 }
 
 static void print_screen(const struct local *local)
@@ -180,9 +179,9 @@ static void print_screen(const struct local *local)
 static int await_end(struct local *local)
 {
     for (;;) {
-        const int number = cairn_local_signal(local, -1, NULL);
+        const int number = local_signal(local, -1, NULL);
         if (number != 0 && number != SIGCHLD) return 0;
-        if (cairn_local_daemons_reap(local) > 0) return 1;
+        if (local_daemons_reap(local) > 0) return 1;
     }
 }
 
@@ -205,13 +204,12 @@ static int run_there(struct local *local, int (*body)(struct local *local, void 
     return body(local, context);
 }
 
-int cairn_local_run(struct local *local, int (*body)(struct local *local, void *context),
-                    void *context)
+int local_run(struct local *local, int (*body)(struct local *local, void *context), void *context)
 {
     const struct ctl *ctl = local->ctl;
     if (ctl->shards > CTL_SHARDS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--shards %u: 1 to %d is allowed", ctl->shards,
-                              CTL_SHARDS_MAX);
+        return ctl_fail(CAIRN_ERR_INVALID, "--shards %u: 1 to %d is allowed", ctl->shards,
+                        CTL_SHARDS_MAX);
     block_signals(local);
     if (ctl->endpoint != NULL) return run_there(local, body, context);
     local->daemon_count = 1 + (ctl->shards > 0 ? (int)ctl->shards : 1);
@@ -222,17 +220,17 @@ int cairn_local_run(struct local *local, int (*body)(struct local *local, void *
         say_where(local);
         done = body(local, context);
     }
-    cairn_local_daemons_stop(local);
+    local_daemons_stop(local);
     if (local->is_announced) unlink(ctl->endpoint_file);
     local_folder_remove(local);
     return done;
 }
 
-int cairn_ctl_local(struct ctl *ctl)
+int ctl_local(struct ctl *ctl)
 {
     static struct local local;
     local.ctl = ctl;
-    return cairn_local_run(&local, run_command, ctl);
+    return local_run(&local, run_command, ctl);
 }
 
 /* ==== local folder ==== */
@@ -480,7 +478,7 @@ static bool local_ready_read(const struct local *local, const char *name, char *
 #define LOG_LINES       12
 #define LOG_TAIL_BYTES  4096
 
-int cairn_local_signal(const struct local *local, int timeout_ms, bool *is_key_out)
+int local_signal(const struct local *local, int timeout_ms, bool *is_key_out)
 {
     siginfo_t info = { 0 };
     const struct timespec timeout = { timeout_ms / 1000, timeout_ms % 1000 * 1000000L };
@@ -588,7 +586,7 @@ static void say_end(const struct local *local, const char *name, int status)
     print_log_end(local, name);
 }
 
-int cairn_local_daemons_reap(struct local *local)
+int local_daemons_reap(struct local *local)
 {
     int ended = 0;
     for (int i = 0; i < local->daemon_count; i++) {
@@ -631,11 +629,11 @@ static bool reap_stopped(struct local *local)
     return none;
 }
 
-void cairn_local_daemons_stop(struct local *local)
+void local_daemons_stop(struct local *local)
 {
     if (signal_daemons(local, SIGTERM) == 0) return;
     for (int waited_ms = 0; !reap_stopped(local); waited_ms += PROCESS_TURN_MS) {
-        const int number = cairn_local_signal(local, PROCESS_TURN_MS, NULL);
+        const int number = local_signal(local, PROCESS_TURN_MS, NULL);
         const bool is_asked = number != 0 && number != SIGCHLD;
         if (is_asked || waited_ms >= STOP_MS) signal_daemons(local, SIGKILL);
     }
@@ -646,27 +644,27 @@ void cairn_local_daemons_stop(struct local *local)
 static void watch(struct local *local, pid_t pid)
 {
     bool is_key;
-    const int number = cairn_local_signal(local, -1, &is_key);
+    const int number = local_signal(local, -1, &is_key);
     if (number == SIGCHLD)
-        cairn_local_daemons_reap(local); // the command hears it from its own calls
+        local_daemons_reap(local); // the command hears it from its own calls
     else if (number != 0 && !is_key)
         kill(pid, number);
 }
 
-pid_t cairn_local_fork(struct local *local)
+pid_t local_fork(struct local *local)
 {
     const pid_t parent = getpid();
     fflush(NULL); // or it would be written twice
     const pid_t pid = fork();
     if (pid == 0) prepare_child(local, parent, SIGTERM);
-    if (pid < 0) (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no process: %s", strerror(errno));
+    if (pid < 0) (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no process: %s", strerror(errno));
     return pid;
 }
 
 /* The exit status of a command run to its end, 128 + its signal; signals are passed on to it. */
 static int local_command_run(struct local *local, char **argv)
 {
-    const pid_t pid = cairn_local_fork(local);
+    const pid_t pid = local_fork(local);
     if (pid < 0) return 1;
     if (pid == 0) become(argv);
     int status;

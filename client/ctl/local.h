@@ -47,27 +47,26 @@ struct local {
  * there; CAIRN_ENDPOINT tells the body where it is. The exit status is the body's. The caller sets
  * local->ctl and the fields behind daemon_count; the rest of `local` is 0 or left over from a
  * cluster before. */
-int cairn_local_run(struct local *local, int (*body)(struct local *local, void *context),
-                    void *context);
+int local_run(struct local *local, int (*body)(struct local *local, void *context), void *context);
 
 /* Adds one more shard to the running cluster, which was not made for it. -1: go on; else the exit
  * status. */
-int cairn_local_shard_add(struct local *local);
+int local_shard_add(struct local *local);
 
 /* ---- local.c: names and files ---- */
 
 /* ---- local.c: children ---- */
 /* Waits for a signal of local->signals; 0: none came. timeout_ms -1: for ever. *is_key_out: it came from
  * the terminal, so the command has it, too. */
-int cairn_local_signal(const struct local *local, int timeout_ms, bool *is_key_out);
+int local_signal(const struct local *local, int timeout_ms, bool *is_key_out);
 
 /* Says of each daemon that ended how it did, with the end of its log. How many there were. */
-int cairn_local_daemons_reap(struct local *local);
+int local_daemons_reap(struct local *local);
 /* SIGTERM to all, SIGKILL to what is left 10 s or a signal later. */
-void cairn_local_daemons_stop(struct local *local);
+void local_daemons_stop(struct local *local);
 
 /* fork, for a body that has processes of its own: the child has the signals that this program was started
  * with, and dies with it. -1: and said. */
-pid_t cairn_local_fork(struct local *local);
+pid_t local_fork(struct local *local);
 
 #endif

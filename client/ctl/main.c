@@ -21,80 +21,80 @@ enum { ANY_ARGS = 1 << 20 };
 static const struct subcommand subcommands[] = {
     { "local", "", "[--shards N] [--] [COMMAND...]",
       "a cluster on this machine, for as long as the command runs (without one: until Ctrl-C)", 0,
-      ANY_ARGS, CTL_TAKES_LOCAL | CTL_TAKES_SHARDS | CTL_TAKES_QUIET, cairn_ctl_local },
+      ANY_ARGS, CTL_TAKES_LOCAL | CTL_TAKES_SHARDS | CTL_TAKES_QUIET, ctl_local },
     { "env", "", "", "what the environment says of this process, and which variable says it", 0, 0,
-      CTL_TAKES_ENDPOINT | CTL_TAKES_OUTPUT | CTL_TAKES_NO_HEADERS, cairn_ctl_env },
+      CTL_TAKES_ENDPOINT | CTL_TAKES_OUTPUT | CTL_TAKES_NO_HEADERS, ctl_env },
     { "capabilities", "", "",
       "what a job may ask for: every choice of its spec, and whether this version supports it", 0,
-      0, CTL_TAKES_OUTPUT | CTL_TAKES_NO_HEADERS, cairn_ctl_capabilities },
+      0, CTL_TAKES_OUTPUT | CTL_TAKES_NO_HEADERS, ctl_capabilities },
     { "cluster", "status", "[--check [--snapshot-age TIME]]",
       "the coordinator, its shards and workers; with --check, what is not well of them and of all "
       "jobs",
-      0, 0, CTL_LISTS | CTL_TAKES_CHECK | CTL_TAKES_AGE, cairn_ctl_cluster_status },
+      0, 0, CTL_LISTS | CTL_TAKES_CHECK | CTL_TAKES_AGE, ctl_cluster_status },
     { "cluster", "events", "[--since TIME] [--watch]",
       "who came, went, was lost or put out, what befell the jobs, and what operators asked for: "
       "when, and why",
       0, 0, CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SINCE | CTL_TAKES_FOLLOW,
-      cairn_ctl_cluster_events },
+      ctl_cluster_events },
     { "cluster", "adopt", "[--yes]",
       "take what the shards hold into the coordinator's store: after the store was lost, or an "
       "older copy was put back",
-      0, 0, CTL_ASKS | CTL_TAKES_YES, cairn_ctl_cluster_adopt },
+      0, 0, CTL_ASKS | CTL_TAKES_YES, ctl_cluster_adopt },
     { "cluster", "backup", "FILE",
       "a copy of the coordinator's store, while it runs, into a new file on its host", 1, 1,
-      CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_cluster_backup },
+      CTL_ASKS | CTL_TAKES_QUIET, ctl_cluster_backup },
     { "cluster", "forget", "JOB [--yes]",
       "drop the parts of a job that shards hold and that this coordinator does not know", 1, 1,
-      CTL_ASKS | CTL_TAKES_YES, cairn_ctl_cluster_forget },
+      CTL_ASKS | CTL_TAKES_YES, ctl_cluster_forget },
     { "key", "show", "",
       "the public key of the key that this cluster signs its snapshots with, as minisign prints it",
-      0, 0, CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_key_show },
+      0, 0, CTL_ASKS | CTL_TAKES_QUIET, ctl_key_show },
     { "key", "list", "", "the keys whose signatures of snapshots are trusted", 0, 0,
-      CTL_ASKS | CTL_TAKES_NO_HEADERS, cairn_ctl_key_list },
+      CTL_ASKS | CTL_TAKES_NO_HEADERS, ctl_key_list },
     { "key", "trust", "FILE|KEY",
       "trust snapshots that another cluster signed: what `cairn key show` prints there", 1, 1,
-      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET, cairn_ctl_key_trust },
+      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET, ctl_key_trust },
     { "key", "untrust", "ID|KEY", "trust that key no more", 1, 1,
-      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET, cairn_ctl_key_untrust },
+      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET, ctl_key_untrust },
     { "shard", "forget", "NAME",
       "a shard that is gone for good, and on which no job has a part, is known no more", 1, 1,
-      CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_shard_forget },
+      CTL_ASKS | CTL_TAKES_QUIET, ctl_shard_forget },
     { "member", "drain", "NAME",
       "all that a shard holds goes to the others while jobs train; then it ends, and is known no "
       "more",
-      1, 1, CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_member_drain },
+      1, 1, CTL_ASKS | CTL_TAKES_QUIET, ctl_member_drain },
     { "reshard", "plan",
       "JOB|--all [--shards N] [--add NAME]... [--drain NAME]... [--weight NAME=W]...",
       "what would move from where to where, how long it would take, and what a step would feel", 0,
-      1, CTL_RESHARDS, cairn_ctl_reshard_plan },
+      1, CTL_RESHARDS, ctl_reshard_plan },
     { "reshard", "apply",
       "JOB|--all [--shards N] [--add NAME]... [--drain NAME]... [--weight NAME=W]... [--pause P%]",
       "spread a job over other shards while it trains, and wait for the end", 0, 1,
-      CTL_RESHARDS | CTL_TAKES_QUIET | CTL_TAKES_PAUSE, cairn_ctl_reshard_apply },
+      CTL_RESHARDS | CTL_TAKES_QUIET | CTL_TAKES_PAUSE, ctl_reshard_apply },
     { "reshard", "status", "[JOB]", "how far it is, or how the last one ended", 0, 1,
-      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_WATCH, cairn_ctl_reshard_status },
+      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_WATCH, ctl_reshard_status },
     { "reshard", "cancel", "JOB|--all",
       "end it after the slice that moves now: what has moved stays where it is", 0, 1,
-      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_ALL, cairn_ctl_reshard_cancel },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_ALL, ctl_reshard_cancel },
     { "job", "list", "", "jobs, their versions and for whom they wait", 0, 0, CTL_LISTS,
-      cairn_ctl_job_list },
-    { "job", "show", "JOB", "one job in full", 1, 1, CTL_ASKS, cairn_ctl_job_show },
+      ctl_job_list },
+    { "job", "show", "JOB", "one job in full", 1, 1, CTL_ASKS, ctl_job_show },
     { "job", "check", "JOB [--snapshot-age TIME]",
       "what is not well of a job, a line each; the exit status says which kind is the worst", 1, 1,
-      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_AGE, cairn_ctl_job_check },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_AGE, ctl_job_check },
     { "job", "top", "JOB [--every SECONDS] [--once]",
       "where the last steps went: each worker's and shard's time by phase, and who is slow", 1, 1,
-      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_EVERY, cairn_ctl_job_top },
+      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_EVERY, ctl_job_top },
     { "job", "plan",
       "SPEC|JOB [--shards N] [--workers N] [--stage N] [--wire f32|bf16] [--backend host|cuda "
       "[--offload X]]",
       "what a job takes of the memory of its shards, by kind; of a file or folder nobody is asked",
       1, 1, CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PLAN,
-      cairn_ctl_job_plan },
+      ctl_job_plan },
     { "job", "digest", "JOB",
       "the content root of the newest version: equal across layouts and restores (reads the whole "
       "state)",
-      1, 1, CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_digest },
+      1, 1, CTL_ASKS | CTL_TAKES_QUIET, ctl_job_digest },
     { "job", "amend",
       "JOB [--workers MIN:MAX] [--lr X [--group NAME]] [--clip-norm X] [--snapshot-every "
       "N|TIME] [--snapshot-keep N] [--snapshot-keep-every N] [--snapshot-keep-within TIME] "
@@ -103,88 +103,86 @@ static const struct subcommand subcommands[] = {
       "wait|restore-latest [--shard-loss-wait SECONDS]] "
       "[--on-worker-loss redo|wait|fail [--worker-loss-wait SECONDS]] [--set KEY=VALUE]...",
       "change it while it trains, from the next round on; scripts that say what it was go on", 1, 1,
-      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_TERMS | CTL_TAKES_SET, cairn_ctl_job_amend },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_TERMS | CTL_TAKES_SET, ctl_job_amend },
     { "job", "park", "JOB",
       "take its state off GPUs to host memory: no round opens until it is taken back", 1, 1,
-      CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_park },
+      CTL_ASKS | CTL_TAKES_QUIET, ctl_job_park },
     { "job", "unpark", "JOB", "take a parked job's state back to where it lay", 1, 1,
-      CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_unpark },
+      CTL_ASKS | CTL_TAKES_QUIET, ctl_job_unpark },
     { "job", "create", "[NAME] --from JOB/ID|FOLDER [--set KEY=VALUE]... [--dry-run] [--yes]",
       "a job out of a snapshot, over the shards there are, with other terms where --set says so; "
       "asks before it replaces one",
       0, 1,
       CTL_ASKS | CTL_TAKES_SET | CTL_TAKES_QUIET | CTL_TAKES_CREATE | CTL_TAKES_YES |
           CTL_TAKES_TRUST | CTL_TAKES_NO_HEADERS,
-      cairn_ctl_job_create },
+      ctl_job_create },
     { "job", "drop", "JOB [--yes] [--force]",
       "give its memory on all shards back, for good; its snapshots stay", 1, 1,
-      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES | CTL_TAKES_FORCE, cairn_ctl_job_drop },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES | CTL_TAKES_FORCE, ctl_job_drop },
     { "snapshot", "create", "JOB [--wait]", "take a snapshot while training goes on", 1, 1,
-      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_WAIT, cairn_ctl_snapshot_create },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_WAIT, ctl_snapshot_create },
     { "snapshot", "cancel", "JOB [ID]",
       "give up the snapshot or digest that is being taken; what was written of it is removed", 1, 2,
-      CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_snapshot_cancel },
+      CTL_ASKS | CTL_TAKES_QUIET, ctl_snapshot_cancel },
     { "snapshot", "list", "[JOB]", "committed snapshots, the newest first", 0, 1, CTL_LISTS,
-      cairn_ctl_snapshot_list },
+      ctl_snapshot_list },
     { "snapshot", "show", "JOB ID | --path FOLDER [--stats]",
       "one snapshot and its tensors; with --stats what is in them", 0, 2,
-      CTL_LISTS_ONCE | CTL_TAKES_PLACE | CTL_TAKES_STATS, cairn_ctl_snapshot_show },
+      CTL_LISTS_ONCE | CTL_TAKES_PLACE | CTL_TAKES_STATS, ctl_snapshot_show },
     { "snapshot", "copy", "JOB ID | --path FOLDER --to ROOT",
       "copy a snapshot, with its signature, beneath another root of snapshots", 0, 2,
-      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_PLACE | CTL_TAKES_COPY, cairn_ctl_snapshot_copy },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_PLACE | CTL_TAKES_COPY, ctl_snapshot_copy },
     { "snapshot", "diff", "JOB ID ID | --path FOLDER --path FOLDER",
       "which tensors of two snapshots differ, and by how much; 0: none, 1: some", 0, 3,
-      CTL_LISTS_ONCE | CTL_TAKES_PLACES, cairn_ctl_snapshot_diff },
+      CTL_LISTS_ONCE | CTL_TAKES_PLACES, ctl_snapshot_diff },
     { "snapshot", "export",
       "JOB ID | --path FOLDER --to DIR [--format hf|dcp|torch] [--dtype f32|bf16] [--max-file 5GB]",
       "write its weights as transformers and safetensors read them, or all of it as PyTorch does",
-      0, 2, CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_PLACE | CTL_TAKES_EXPORT,
-      cairn_ctl_snapshot_export },
+      0, 2, CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_PLACE | CTL_TAKES_EXPORT, ctl_snapshot_export },
     { "snapshot", "verify",
       "JOB ID | --path FOLDER [--quick | --read-data-subset P%] [--key FILE|KEY]",
       "read a snapshot past the page cache, and compare it with its checksums and its signature", 0,
-      2, CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_PLACE | CTL_TAKES_VERIFY,
-      cairn_ctl_snapshot_verify },
+      2, CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_PLACE | CTL_TAKES_VERIFY, ctl_snapshot_verify },
     { "snapshot", "restore",
       "JOB ID|latest | --path FOLDER [--job NAME] [--yes] [--fallback] [--allow-unsigned] "
       "[--allow-untrusted]",
       "load a snapshot into a new generation, over the shards there are; asks before it replaces a "
       "job",
       0, 2, CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_RESTORE | CTL_TAKES_YES | CTL_TAKES_TRUST,
-      cairn_ctl_snapshot_restore },
+      ctl_snapshot_restore },
     { "snapshot", "rm", "JOB ID [--yes] [--force]", "remove a snapshot, for good", 2, 2,
-      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES | CTL_TAKES_FORCE_RM, cairn_ctl_snapshot_rm },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES | CTL_TAKES_FORCE_RM, ctl_snapshot_rm },
     { "snapshot", "tag", "JOB ID NAME [--delete]",
       "name a snapshot: it stays until the tag is off; a tag that is another one's moves", 3, 3,
-      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_DELETE, cairn_ctl_snapshot_tag },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_DELETE, ctl_snapshot_tag },
     { "snapshot", "prune",
       "JOB [--dry-run] [--keep-last N] [--keep-every N] [--keep-within TIME] [--max-bytes N]",
       "remove periodic snapshots that no rule keeps (the job's, or those given), and what a crash "
       "left; says of each why",
       1, 1, CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_KEEPING,
-      cairn_ctl_snapshot_prune },
+      ctl_snapshot_prune },
     { "snapshot", "advise", "JOB [--mtbf TIME]",
       "how often to take snapshots, from what they cost and how often something fails (Young's "
       "rule)",
-      1, 1, CTL_ASKS | CTL_TAKES_MTBF, cairn_ctl_snapshot_advise },
+      1, 1, CTL_ASKS | CTL_TAKES_MTBF, ctl_snapshot_advise },
     { "bench", "update", "",
       "the shard's arithmetic (fold of 2 workers, norm, AdamW, publish) against the speed of "
       "memory; parts of it with --only; on a device with --backend cuda",
       0, 0,
       CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_ONLY |
           CTL_TAKES_BACKEND,
-      cairn_bench_update },
+      bench_update },
     { "bench", "layout", "", "the planner, as a process of its own, against 1 s and 1 GiB", 0, 0,
-      CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_SHARDS | CTL_TAKES_TENSORS, cairn_bench_layout },
+      CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_SHARDS | CTL_TAKES_TENSORS, bench_layout },
     { "bench", "latency", "",
       "an empty step of a tiny model and its parts, in a cluster of its own or in yours, against "
       "raw TCP",
       0, 0, CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS,
-      cairn_bench_latency },
+      bench_latency },
     { "bench", "fabric", "",
       "pushes and fetches between two processes, as the fabric moves them, against raw UCX or "
       "memcpy",
-      0, 0, CTL_BENCHES | CTL_TAKES_WAY | CTL_TAKES_CHUNK, cairn_bench_fabric },
+      0, 0, CTL_BENCHES | CTL_TAKES_WAY | CTL_TAKES_CHUNK, bench_fabric },
     { "bench", "step", "",
       "a step of worker processes: push, update, fetch; in a cluster of its own or in yours, "
       "against memcpy",
@@ -192,38 +190,38 @@ static const struct subcommand subcommands[] = {
       CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PARAMS |
           CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_WAY |
           CTL_TAKES_TIMELINE | CTL_TAKES_BACKEND | CTL_TAKES_MEMORY,
-      cairn_bench_step },
+      bench_step },
     { "bench", "tensors", "",
       "a step of many small tensors, in a cluster of its own or in yours, against the step of one "
       "tensor of as many bytes",
       0, 0,
       CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PARAMS |
           CTL_TAKES_TENSORS | CTL_TAKES_WIRE | CTL_TAKES_WAY,
-      cairn_bench_tensors },
+      bench_tensors },
     { "bench", "open", "",
       "the longest step of a small job while one of very many tensors is opened, against its "
       "longest step at rest",
-      0, 0, CTL_BENCHES | CTL_TAKES_SHARDS | CTL_TAKES_TENSORS, cairn_bench_open },
+      0, 0, CTL_BENCHES | CTL_TAKES_SHARDS | CTL_TAKES_TENSORS, bench_open },
     { "bench", "reshard", "[--from N] [--to N]",
       "a job moves from so many shards to so many, at rest against memcpy, and while it trains", 0,
       0,
       CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE |
           CTL_TAKES_FROM_TO,
-      cairn_bench_reshard },
+      bench_reshard },
     { "bench", "snapshot", "--dir FOLDER",
       "a snapshot, its restore, and what training feels of it, against the raw rate of the disk "
       "and torch.save",
       0, 0,
       CTL_BENCHES | CTL_TAKES_DIR | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PARAMS |
           CTL_TAKES_TENSORS | CTL_TAKES_ONLY,
-      cairn_bench_snapshot },
+      bench_snapshot },
     { "bench", "map", "",
       "one tensor over all shards, mapped where they published it and read, in a cluster of its "
       "own or in yours, against memcpy",
       0, 0,
       CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_PARAMS | CTL_TAKES_WIRE |
           CTL_TAKES_WAY,
-      cairn_bench_map },
+      bench_map },
 };
 #define SUBCOMMAND_COUNT (sizeof subcommands / sizeof subcommands[0])
 
@@ -245,7 +243,7 @@ static void usage(FILE *out, const char *noun, const char *verb)
                 s->verb, s->arguments[0] != 0 ? " " : "", s->arguments, s->help);
         takes |= s->takes;
     }
-    cairn_ctl_options_print(out, takes);
+    ctl_options_print(out, takes);
     fprintf(out,
             "\nexit status: 0 done, 1 failed, 2 usage, 4 not found, 5 damaged data, 10 "
             "unreachable,\n  11 busy, 12 not allowed, 13 another protocol, 124 timeout, 130 "
@@ -263,7 +261,7 @@ static const struct subcommand *find(const char *noun, const char *verb)
 /* A word of the line, after the options before it. -1: go on, *word_out is NULL at the line's end. */
 static int next_word(struct ctl *ctl, const char **word_out)
 {
-    const int done = cairn_ctl_options_read(ctl, false);
+    const int done = ctl_options_read(ctl, false);
     if (done >= 0) return done;
     *word_out = ctl->argc > 0 ? ctl->argv[0] : NULL;
     if (*word_out == NULL) return -1;
@@ -285,11 +283,11 @@ static int no_subcommand(struct ctl *ctl, const char *noun, const char *verb)
     }
     const bool is_noun = find(noun, NULL) != NULL;
     if (!is_noun || verb != NULL)
-        return cairn_ctl_fail(
-            CAIRN_ERR_INVALID, "there is no subcommand \"%s%s%s\"; see cairn %s%s--help", noun,
-            verb != NULL && is_noun ? " " : "", verb != NULL && is_noun ? verb : "",
-            is_noun ? noun : "", is_noun ? " " : "");
-    return cairn_ctl_usage_fail(ctl, "cairn %s needs a verb", noun);
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "there is no subcommand \"%s%s%s\"; see cairn %s%s--help", noun,
+                        verb != NULL && is_noun ? " " : "", verb != NULL && is_noun ? verb : "",
+                        is_noun ? noun : "", is_noun ? " " : "");
+    return ctl_usage_fail(ctl, "cairn %s needs a verb", noun);
 }
 
 /* From the line to a subcommand and its arguments. -1: go on. */
@@ -305,17 +303,17 @@ static int parse(struct ctl *ctl, const struct subcommand **subcommand_out)
         s = verb != NULL ? find(noun, verb) : NULL;
     }
     if (s == NULL) return no_subcommand(ctl, noun, verb);
-    done = cairn_ctl_options_read(ctl, s->max_args != ANY_ARGS); // a command has options of its own
+    done = ctl_options_read(ctl, s->max_args != ANY_ARGS); // a command has options of its own
     if (done >= 0) return done;
     if (ctl->help) {
         usage(stdout, s->noun, s->verb);
         return 0;
     }
-    done = cairn_ctl_options_judge(ctl, s->takes);
+    done = ctl_options_judge(ctl, s->takes);
     if (done >= 0) return done;
     if (ctl->argc < s->min_args || ctl->argc > s->max_args)
-        return cairn_ctl_usage_fail(ctl, "usage: cairn %s%s%s", ctl->words,
-                                    s->arguments[0] != 0 ? " " : "", s->arguments);
+        return ctl_usage_fail(ctl, "usage: cairn %s%s%s", ctl->words,
+                              s->arguments[0] != 0 ? " " : "", s->arguments);
     *subcommand_out = s;
     return -1;
 }
@@ -333,9 +331,9 @@ int main(int argc, char **argv)
         };
         struct cairn_sentence why;
         const cairn_status status = cairn_env_find(&input, CAIRN_ENV_ENDPOINT, &env, &why);
-        if (status != CAIRN_OK) return cairn_ctl_fail(status, "%s", why.text);
+        if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
         ctl.endpoint = env.values[CAIRN_ENV_ENDPOINT].text;
     }
     const bool repeats = ctl.watch && (subcommand->takes & CTL_TAKES_WATCH) != 0;
-    return repeats ? cairn_ctl_watch(&ctl, subcommand->run) : subcommand->run(&ctl);
+    return repeats ? ctl_watch(&ctl, subcommand->run) : subcommand->run(&ctl);
 }

@@ -15,24 +15,24 @@
 static int parse_duration(const char *name, const char *text, uint32_t max_s, uint32_t *out);
 static int take_rule(struct ctl *ctl, int option);
 
-int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
+int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
 {
     struct cairn_sentence text;
     va_list arguments;
     va_start(arguments, fmt);
     vsnprintf(text.text, sizeof text.text, fmt, arguments);
     va_end(arguments);
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "%s; see cairn %s%s--help", text.text, ctl->words,
-                          ctl->words[0] != 0 ? " " : "");
+    return ctl_fail(CAIRN_ERR_INVALID, "%s; see cairn %s%s--help", text.text, ctl->words,
+                    ctl->words[0] != 0 ? " " : "");
 }
 
-void cairn_ctl_options_print(FILE *out, uint64_t takes)
+void ctl_options_print(FILE *out, uint64_t takes)
 {
     fprintf(out, "\noptions:\n");
-    for (size_t i = 0; i < cairn_ctl_option_count; i++)
-        if (cairn_ctl_options[i].shown != NULL &&
-            (cairn_ctl_options[i].kind == 0 || (takes & cairn_ctl_options[i].kind) != 0))
-            fprintf(out, "  %-21s %s\n", cairn_ctl_options[i].shown, cairn_ctl_options[i].help);
+    for (size_t i = 0; i < ctl_option_count; i++)
+        if (ctl_options[i].shown != NULL &&
+            (ctl_options[i].kind == 0 || (takes & ctl_options[i].kind) != 0))
+            fprintf(out, "  %-21s %s\n", ctl_options[i].shown, ctl_options[i].help);
 }
 
 /* ---- values ---- */
@@ -40,7 +40,7 @@ void cairn_ctl_options_print(FILE *out, uint64_t takes)
 static int parse_timeout(struct ctl *ctl, const char *text)
 {
     double seconds;
-    const int done = cairn_ctl_parse_seconds("timeout", text, &seconds);
+    const int done = ctl_parse_seconds("timeout", text, &seconds);
     if (done >= 0) return done;
     ctl->timeout_ms = (int)(seconds * 1000);
     if (ctl->timeout_ms == 0) ctl->timeout_ms = 1;
@@ -56,14 +56,14 @@ static int parse_watch(struct ctl *ctl)
     if (next != NULL && next[strspn(next, "0123456789.")] == '\0' && next[0] != '\0') {
         optarg = ctl->argv[optind++];
     }
-    return optarg != NULL ? cairn_ctl_parse_seconds("watch", optarg, &ctl->every_s) : -1;
+    return optarg != NULL ? ctl_parse_seconds("watch", optarg, &ctl->every_s) : -1;
 }
 
 static int parse_output(struct ctl *ctl, const char *text)
 {
     ctl->json = strcmp(text, "json") == 0;
     if (ctl->json || strcmp(text, "table") == 0) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "-o %s: table and json are allowed", text);
+    return ctl_fail(CAIRN_ERR_INVALID, "-o %s: table and json are allowed", text);
 }
 
 static int parse_since(struct ctl *ctl)
@@ -71,11 +71,11 @@ static int parse_since(struct ctl *ctl)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     const uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-    if (cairn_ctl_since(optarg, now_ms, &ctl->since_unix_ms)) return -1;
-    return cairn_ctl_usage_fail(ctl,
-                                "--since %s: give a duration (2h) or a time "
-                                "(2026-11-24T14:00:00Z)",
-                                optarg);
+    if (ctl_since(optarg, now_ms, &ctl->since_unix_ms)) return -1;
+    return ctl_usage_fail(ctl,
+                          "--since %s: give a duration (2h) or a time "
+                          "(2026-11-24T14:00:00Z)",
+                          optarg);
 }
 
 /* "4", or, of a job, "1:4". */
@@ -84,16 +84,16 @@ static int parse_workers(struct ctl *ctl, const char *text)
     const char *colon = strchr(text, ':');
     char first[16];
     if (colon == NULL) {
-        const int done = cairn_ctl_parse_number("workers", text, 65535, &ctl->workers_max);
+        const int done = ctl_parse_number("workers", text, 65535, &ctl->workers_max);
         ctl->workers_min = ctl->bench.workers = ctl->workers_max;
         return done;
     }
     snprintf(first, sizeof first, "%.*s", (int)(colon - text < 15 ? colon - text : 15), text);
-    int done = cairn_ctl_parse_number("workers", first, 65535, &ctl->workers_min);
-    if (done < 0) done = cairn_ctl_parse_number("workers", colon + 1, 65535, &ctl->workers_max);
+    int done = ctl_parse_number("workers", first, 65535, &ctl->workers_min);
+    if (done < 0) done = ctl_parse_number("workers", colon + 1, 65535, &ctl->workers_max);
     if (done >= 0 || ctl->workers_min <= ctl->workers_max) return done;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                          "--workers %s: at most as many as may attach are needed", text);
+    return ctl_fail(CAIRN_ERR_INVALID, "--workers %s: at most as many as may attach are needed",
+                    text);
 }
 
 static int take(struct ctl *ctl, int option)
@@ -112,7 +112,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_SNAPSHOT_AGE:
         return parse_duration("snapshot-age", optarg, CAIRN_SPEC_WITHIN_S_MAX,
                               &ctl->snapshot_age_s);
-    case OPT_EVERY: return cairn_ctl_parse_seconds("every", optarg, &ctl->every_s);
+    case OPT_EVERY: return ctl_parse_seconds("every", optarg, &ctl->every_s);
     case OPT_ONCE: ctl->once = true; return -1;
     case OPT_JOB: ctl->job = optarg; return -1;
     case OPT_PATH:
@@ -121,30 +121,29 @@ static int take(struct ctl *ctl, int option)
         return -1;
     case OPT_FROM: ctl->from = optarg; return -1;
     case OPT_AS: ctl->as = optarg; return -1;
-    case OPT_SET: return cairn_ctl_parse_setting(&ctl->set, optarg);
+    case OPT_SET: return ctl_parse_setting(&ctl->set, optarg);
     case OPT_TO: ctl->to = optarg; return -1;
-    case OPT_SHARDS:
-        return cairn_ctl_parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);
+    case OPT_SHARDS: return ctl_parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);
     case OPT_WORKERS: return parse_workers(ctl, optarg);
-    case OPT_LR: ctl->has_lr = true; return cairn_ctl_parse_real("lr", optarg, &ctl->lr);
+    case OPT_LR: ctl->has_lr = true; return ctl_parse_real("lr", optarg, &ctl->lr);
     case OPT_GROUP: ctl->group = optarg; return -1;
     case OPT_CLIP_NORM:
         ctl->has_clip_norm = true;
-        return cairn_ctl_parse_real("clip-norm", optarg, &ctl->clip_norm);
+        return ctl_parse_real("clip-norm", optarg, &ctl->clip_norm);
     case OPT_ON_SHARD_LOSS: ctl->on_shard_loss = optarg; return -1;
     case OPT_SHARD_LOSS_WAIT:
-        return cairn_ctl_parse_number("shard-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
-                                      &ctl->shard_loss_wait_s);
+        return ctl_parse_number("shard-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
+                                &ctl->shard_loss_wait_s);
     case OPT_ALL: ctl->reshard.all = true; return -1;
-    case OPT_ADD: return cairn_ctl_parse_name(&ctl->reshard.add, "add", optarg);
-    case OPT_DRAIN: return cairn_ctl_parse_name(&ctl->reshard.drain, "drain", optarg);
-    case OPT_WEIGHT: return cairn_ctl_parse_weight(&ctl->reshard.weight, optarg);
-    case OPT_PAUSE: return cairn_ctl_parse_percent("pause", optarg, 10000, &ctl->reshard.pause);
+    case OPT_ADD: return ctl_parse_name(&ctl->reshard.add, "add", optarg);
+    case OPT_DRAIN: return ctl_parse_name(&ctl->reshard.drain, "drain", optarg);
+    case OPT_WEIGHT: return ctl_parse_weight(&ctl->reshard.weight, optarg);
+    case OPT_PAUSE: return ctl_parse_percent("pause", optarg, 10000, &ctl->reshard.pause);
     case OPT_SINCE: return parse_since(ctl);
     case OPT_ON_WORKER_LOSS: ctl->on_worker_loss = optarg; return -1;
     case OPT_WORKER_LOSS_WAIT:
-        return cairn_ctl_parse_number("worker-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
-                                      &ctl->worker_loss_wait_s);
+        return ctl_parse_number("worker-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
+                                &ctl->worker_loss_wait_s);
     case OPT_ENDPOINT_FILE: ctl->endpoint_file = optarg; return -1;
     case OPT_KEEP: ctl->keep = optarg; return -1;
     case OPT_IMPORT: ctl->import = optarg; return -1;
@@ -161,22 +160,22 @@ static int take(struct ctl *ctl, int option)
 static int refuse(const struct ctl *ctl, int answer, const char *text)
 {
     const bool is_short = optopt > 0 && optopt < 256 && optopt != 'q'; // it is --quiet=3, not -q
-    if (answer == ':') return cairn_ctl_usage_fail(ctl, "%s needs a value", text);
-    if (is_short) return cairn_ctl_usage_fail(ctl, "there is no option -%c", optopt);
-    if (optopt != 0) return cairn_ctl_usage_fail(ctl, "%s: it takes no value", text);
-    return cairn_ctl_usage_fail(ctl, "there is no option %s", text);
+    if (answer == ':') return ctl_usage_fail(ctl, "%s needs a value", text);
+    if (is_short) return ctl_usage_fail(ctl, "there is no option -%c", optopt);
+    if (optopt != 0) return ctl_usage_fail(ctl, "%s: it takes no value", text);
+    return ctl_usage_fail(ctl, "there is no option %s", text);
 }
 
 static void note(struct ctl *ctl, int option)
 {
-    for (size_t i = 0; i < cairn_ctl_option_count; i++)
-        if (cairn_ctl_options[i].option.val == option) ctl->given[i] = true;
+    for (size_t i = 0; i < ctl_option_count; i++)
+        if (ctl_options[i].option.val == option) ctl->given[i] = true;
 }
 
-int cairn_ctl_options_read(struct ctl *ctl, bool all)
+int ctl_options_read(struct ctl *ctl, bool all)
 {
     struct option known[CTL_OPTIONS_MAX + 1] = { 0 };
-    for (size_t i = 0; i < cairn_ctl_option_count; i++) known[i] = cairn_ctl_options[i].option;
+    for (size_t i = 0; i < ctl_option_count; i++) known[i] = ctl_options[i].option;
     opterr = 0;
     optind = 0; // glibc's getopt starts over
     // It takes argv[0] for a program's name: the word before.
@@ -194,21 +193,21 @@ int cairn_ctl_options_read(struct ctl *ctl, bool all)
 
 static bool is_taken(int option, uint64_t takes)
 {
-    for (size_t i = 0; i < cairn_ctl_option_count; i++)
-        if (cairn_ctl_options[i].option.val == option &&
-            (cairn_ctl_options[i].kind == 0 || (cairn_ctl_options[i].kind & takes) != 0))
+    for (size_t i = 0; i < ctl_option_count; i++)
+        if (ctl_options[i].option.val == option &&
+            (ctl_options[i].kind == 0 || (ctl_options[i].kind & takes) != 0))
             return true;
     return false;
 }
 
-int cairn_ctl_options_judge(const struct ctl *ctl, uint64_t takes)
+int ctl_options_judge(const struct ctl *ctl, uint64_t takes)
 {
-    for (size_t i = 0; i < cairn_ctl_option_count; i++)
-        if (ctl->given[i] && !is_taken(cairn_ctl_options[i].option.val, takes))
-            return cairn_ctl_usage_fail(ctl, "cairn %s does not take --%s", ctl->words,
-                                        cairn_ctl_options[i].option.name);
+    for (size_t i = 0; i < ctl_option_count; i++)
+        if (ctl->given[i] && !is_taken(ctl_options[i].option.val, takes))
+            return ctl_usage_fail(ctl, "cairn %s does not take --%s", ctl->words,
+                                  ctl_options[i].option.name);
     if ((takes & CTL_TAKES_WORKERS) != 0 && ctl->workers_max != ctl->bench.workers)
-        return cairn_ctl_usage_fail(ctl, "--workers of cairn %s is a number", ctl->words);
+        return ctl_usage_fail(ctl, "--workers of cairn %s is a number", ctl->words);
     return -1;
 }
 
@@ -216,33 +215,33 @@ int cairn_ctl_options_judge(const struct ctl *ctl, uint64_t takes)
 
 /* Values of options: times, counts, numbers. */
 
-int cairn_ctl_parse_seconds(const char *name, const char *text, double *out)
+int ctl_parse_seconds(const char *name, const char *text, double *out)
 {
     char *end;
     errno = 0;
     const double seconds = strtod(text, &end);
     if (errno != 0 || end == text || *end != 0 || !(seconds > 0) || seconds > 1e6)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--%s %s: seconds, more than 0 and at most 1000000, are allowed",
-                              name, text);
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "--%s %s: seconds, more than 0 and at most 1000000, are allowed", name,
+                        text);
     *out = seconds;
     return -1;
 }
 
-int cairn_ctl_parse_milliseconds(const char *name, const char *text, double *out)
+int ctl_parse_milliseconds(const char *name, const char *text, double *out)
 {
     char *end;
     errno = 0;
     const double ms = strtod(text, &end);
     if (errno != 0 || end == text || *end != 0 || !(ms >= 0) || ms > 1e6)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s %s: milliseconds, 0 to 1000000, are allowed",
-                              name, text);
+        return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: milliseconds, 0 to 1000000, are allowed", name,
+                        text);
     *out = ms;
     return -1;
 }
 
 /* 1 to max, with K, M, G or T for thousands of it. */
-int cairn_ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *out)
+int ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *out)
 {
     static const char suffixes[] = "KMGT";
     char *end;
@@ -255,36 +254,35 @@ int cairn_ctl_parse_count(const char *name, const char *text, uint64_t max, uint
         count *= 1000;
     }
     if (!ok || end[suffix != NULL] != 0)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s %s: 1 to %llu is allowed", name, text,
-                              (unsigned long long)max);
+        return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: 1 to %llu is allowed", name, text,
+                        (unsigned long long)max);
     *out = count;
     return -1;
 }
 
-int cairn_ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out)
+int ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out)
 {
     uint64_t count = 0;
-    const int done = cairn_ctl_parse_count(name, text, max, &count);
+    const int done = ctl_parse_count(name, text, max, &count);
     *out = (uint32_t)count;
     return done;
 }
 
-/* As cairn_ctl_parse_count, or 0. */
+/* As ctl_parse_count, or 0. */
 /* The same, or 0. */
 static int parse_count_or_none(const char *name, const char *text, uint64_t max, uint64_t *out)
 {
     *out = 0;
-    return strcmp(text, "0") == 0 ? -1 : cairn_ctl_parse_count(name, text, max, out);
+    return strcmp(text, "0") == 0 ? -1 : ctl_parse_count(name, text, max, out);
 }
 
-int cairn_ctl_parse_real(const char *name, const char *text, double *out)
+int ctl_parse_real(const char *name, const char *text, double *out)
 {
     char *end;
     errno = 0;
     *out = strtod(text, &end);
     if (errno == 0 && end != text && *end == 0 && *out >= 0 && *out <= 1e30) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s %s: a number of at least 0 is allowed", name,
-                          text);
+    return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: a number of at least 0 is allowed", name, text);
 }
 
 static int parse_duration(const char *name, const char *text, uint32_t max_s, uint32_t *out)
@@ -305,10 +303,9 @@ static int parse_duration(const char *name, const char *text, uint32_t max_s, ui
         *out = (uint32_t)count * units[i].seconds;
         return -1;
     }
-    return cairn_ctl_fail(
-        CAIRN_ERR_INVALID,
-        "--%s %s: a time like 90s, 10min, 36h or 7d is allowed, at most %us, or 0", name, text,
-        max_s);
+    return ctl_fail(CAIRN_ERR_INVALID,
+                    "--%s %s: a time like 90s, 10min, 36h or 7d is allowed, at most %us, or 0",
+                    name, text, max_s);
 }
 
 /* ==== rules ==== */
@@ -338,15 +335,14 @@ static int parse_fallback(struct ctl *ctl, const char *text)
     ctl->rules.has_fallback = true;
     ctl->rules.fallback = strcmp(text, "yes") == 0;
     if (ctl->rules.fallback || strcmp(text, "no") == 0) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--snapshot-fallback %s: yes and no are allowed",
-                          text);
+    return ctl_fail(CAIRN_ERR_INVALID, "--snapshot-fallback %s: yes and no are allowed", text);
 }
 
 static int parse_mtbf(struct ctl *ctl, const char *text)
 {
     const int done = parse_duration("mtbf", text, CAIRN_SPEC_WITHIN_S_MAX, &ctl->mtbf_s);
     if (done >= 0 || ctl->mtbf_s > 0) return done;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--mtbf %s: a time longer than 0 is needed", text);
+    return ctl_fail(CAIRN_ERR_INVALID, "--mtbf %s: a time longer than 0 is needed", text);
 }
 
 /* Takes the options of `snapshot prune`. */
@@ -356,23 +352,21 @@ static int take_keeping(struct ctl *ctl, int option)
     switch (option) {
     case OPT_KEEP_LAST:
         rules->has_keep_last = true;
-        return cairn_ctl_parse_count("keep-last", optarg, CAIRN_SPEC_KEEP_MAX, &rules->keep_last);
+        return ctl_parse_count("keep-last", optarg, CAIRN_SPEC_KEEP_MAX, &rules->keep_last);
     case OPT_KEEP_EVERY:
         rules->has_keep_every = true;
-        return cairn_ctl_parse_count("keep-every", optarg, CAIRN_SPEC_EVERY_MAX,
-                                     &rules->keep_every);
+        return ctl_parse_count("keep-every", optarg, CAIRN_SPEC_EVERY_MAX, &rules->keep_every);
     case OPT_KEEP_WITHIN:
         rules->has_keep_within = true;
         return parse_duration("keep-within", optarg, CAIRN_SPEC_WITHIN_S_MAX,
                               &rules->keep_within_s);
     case OPT_MAX_BYTES:
         rules->has_max_bytes = true;
-        return cairn_ctl_parse_count("max-bytes", optarg, CAIRN_SPEC_KEEP_BYTES_MAX,
-                                     &rules->max_bytes);
+        return ctl_parse_count("max-bytes", optarg, CAIRN_SPEC_KEEP_BYTES_MAX, &rules->max_bytes);
     case OPT_DRY_RUN: rules->dry_run = true; return -1;
     case OPT_DELETE: ctl->deletes = true; return -1;
     case OPT_MTBF: return parse_mtbf(ctl, optarg);
-    default: return cairn_ctl_take_bench(ctl, option);
+    default: return ctl_take_bench(ctl, option);
     }
 }
 

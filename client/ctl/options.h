@@ -95,28 +95,28 @@ struct ctl_option {
     uint64_t kind; /* CTL_TAKES_*; 0: of every subcommand */
     const char *shown, *help;
 };
-extern const struct ctl_option cairn_ctl_options[];
-extern const size_t cairn_ctl_option_count;
+extern const struct ctl_option ctl_options[];
+extern const size_t ctl_option_count;
 
 /* Each takes the options of one matter; optarg is the value. -1: go on; else the exit status. */
-int cairn_ctl_take_bench(struct ctl *ctl, int option);
+int ctl_take_bench(struct ctl *ctl, int option);
 
 /* ---- options.c; the same; some are declared in ctl.h ---- */
-int cairn_ctl_parse_seconds(const char *name, const char *text, double *out);
-int cairn_ctl_parse_milliseconds(const char *name, const char *text, double *out);
+int ctl_parse_seconds(const char *name, const char *text, double *out);
+int ctl_parse_milliseconds(const char *name, const char *text, double *out);
 /* 1 to max, with K, M, G or T for thousands of it. */
-int cairn_ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *out);
+int ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *out);
 
 /* "90", seconds, or with s, m, min, h or d; 0 is allowed. */
-int cairn_ctl_parse_real(const char *name, const char *text, double *out);
+int ctl_parse_real(const char *name, const char *text, double *out);
 
 /* ---- reshard.c; the same ---- */
-int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char *text);
+int ctl_parse_name(struct ctl_names *names, const char *option, const char *text);
 /* "NAME=W", cut at its last "=": the name is borrowed. */
-int cairn_ctl_parse_weight(struct ctl_names *names, char *text);
+int ctl_parse_weight(struct ctl_names *names, char *text);
 /* "KEY=VALUE", cut at its first "=": both are borrowed. */
-int cairn_ctl_parse_setting(struct ctl_settings *settings, char *text);
+int ctl_parse_setting(struct ctl_settings *settings, char *text);
 /* "10%", up to `most` of them; as a part of 1. */
-int cairn_ctl_parse_percent(const char *name, const char *text, double most, double *out);
+int ctl_parse_percent(const char *name, const char *text, double most, double *out);
 
 #endif

@@ -12,7 +12,7 @@
 
 /* The options, a line each. An option that means two things has two lines, and one number. */
 
-const struct ctl_option cairn_ctl_options[] = {
+const struct ctl_option ctl_options[] = {
     { { "endpoint", 1, 0, OPT_ENDPOINT },
       CTL_TAKES_ENDPOINT,
       "--endpoint ADDRESS",
@@ -322,9 +322,8 @@ const struct ctl_option cairn_ctl_options[] = {
     { { "help", 0, 0, OPT_HELP }, 0, "--help, --version", "this; which version it is" },
     { { "version", 0, 0, OPT_VERSION }, 0, NULL, NULL },
 };
-const size_t cairn_ctl_option_count = sizeof cairn_ctl_options / sizeof *cairn_ctl_options;
-_Static_assert(sizeof cairn_ctl_options / sizeof *cairn_ctl_options <= CTL_OPTIONS_MAX,
-               "a flag each");
+const size_t ctl_option_count = sizeof ctl_options / sizeof *ctl_options;
+_Static_assert(sizeof ctl_options / sizeof *ctl_options <= CTL_OPTIONS_MAX, "a flag each");
 
 /* ==== bench ==== */
 
@@ -338,21 +337,21 @@ static int parse_wire(struct ctl *ctl, const char *text)
 {
     ctl->bench.wire = text;
     if (strcmp(text, "f32") == 0 || strcmp(text, "bf16") == 0) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--wire %s: f32 and bf16 are allowed", text);
+    return ctl_fail(CAIRN_ERR_INVALID, "--wire %s: f32 and bf16 are allowed", text);
 }
 
 static int parse_backend(struct ctl *ctl, const char *text)
 {
     ctl->bench.backend = text;
     if (strcmp(text, "host") == 0 || strcmp(text, "cuda") == 0) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--backend %s: host and cuda are allowed", text);
+    return ctl_fail(CAIRN_ERR_INVALID, "--backend %s: host and cuda are allowed", text);
 }
 
 static int parse_memory(struct ctl *ctl, const char *text)
 {
     ctl->bench.has_device_memory = strcmp(text, "device") == 0;
     if (ctl->bench.has_device_memory || strcmp(text, "host") == 0) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--memory %s: host and device are allowed", text);
+    return ctl_fail(CAIRN_ERR_INVALID, "--memory %s: host and device are allowed", text);
 }
 
 /* It goes into configurations as it is. */
@@ -361,9 +360,8 @@ static int parse_device(struct ctl *ctl, const char *text)
     const size_t length = strlen(text);
     ctl->bench.device = text;
     if (length > 0 && length < 64 && strspn(text, DEVICE_LETTERS) == length) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                          "--device %s: a number, or a UUID as nvidia-smi -L has it, is allowed",
-                          text);
+    return ctl_fail(CAIRN_ERR_INVALID,
+                    "--device %s: a number, or a UUID as nvidia-smi -L has it, is allowed", text);
 }
 
 static int parse_stage(struct ctl *ctl, const char *text)
@@ -371,28 +369,27 @@ static int parse_stage(struct ctl *ctl, const char *text)
     ctl->plan.has_stage = true;
     ctl->plan.stage = (uint32_t)(text[0] - '0');
     if (text[0] >= '0' && text[0] <= '3' && text[1] == '\0') return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--stage %s: 0 to 3 is allowed", text);
+    return ctl_fail(CAIRN_ERR_INVALID, "--stage %s: 0 to 3 is allowed", text);
 }
 
 static int parse_offload(struct ctl *ctl, const char *text)
 {
     ctl->plan.has_offload = true;
-    const int done = cairn_ctl_parse_real("offload", text, &ctl->plan.offload);
+    const int done = ctl_parse_real("offload", text, &ctl->plan.offload);
     if (done >= 0 || ctl->plan.offload <= 1) return done;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--offload %s: 0 to 1 is allowed", text);
+    return ctl_fail(CAIRN_ERR_INVALID, "--offload %s: 0 to 1 is allowed", text);
 }
 
 /* Takes the options of `cairn bench` and of `cairn plan`. */
-int cairn_ctl_take_bench(struct ctl *ctl, int option)
+int ctl_take_bench(struct ctl *ctl, int option)
 {
     switch (option) {
-    case OPT_THREADS: return cairn_ctl_parse_number("threads", optarg, 1024, &ctl->bench.threads);
+    case OPT_THREADS: return ctl_parse_number("threads", optarg, 1024, &ctl->bench.threads);
     case OPT_TENSORS:
-        return cairn_ctl_parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX,
-                                      &ctl->bench.tensors);
+        return ctl_parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX, &ctl->bench.tensors);
     case OPT_PARAMS:
-        return cairn_ctl_parse_count("params", optarg, (uint64_t)1 << 56, &ctl->bench.params);
-    case OPT_SECONDS: return cairn_ctl_parse_seconds("seconds", optarg, &ctl->bench.seconds);
+        return ctl_parse_count("params", optarg, (uint64_t)1 << 56, &ctl->bench.params);
+    case OPT_SECONDS: return ctl_parse_seconds("seconds", optarg, &ctl->bench.seconds);
     case OPT_WIRE: return parse_wire(ctl, optarg);
     case OPT_BACKEND: return parse_backend(ctl, optarg);
     case OPT_DEVICE: return parse_device(ctl, optarg);
@@ -400,13 +397,12 @@ int cairn_ctl_take_bench(struct ctl *ctl, int option)
     case OPT_OFFLOAD: return parse_offload(ctl, optarg);
     case OPT_MEMORY: return parse_memory(ctl, optarg);
     case OPT_GLOBAL_BATCH:
-        return cairn_ctl_parse_number("global-batch", optarg, CAIRN_SPEC_MICRO_MAX,
-                                      &ctl->bench.global_batch);
+        return ctl_parse_number("global-batch", optarg, CAIRN_SPEC_MICRO_MAX,
+                                &ctl->bench.global_batch);
     case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
     case OPT_READ: ctl->bench.read = optarg; return -1;
-    case OPT_BACKWARD:
-        return cairn_ctl_parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);
-    case OPT_CHUNK: return cairn_ctl_parse_count("chunk", optarg, 4 << 20, &ctl->bench.chunk);
+    case OPT_BACKWARD: return ctl_parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);
+    case OPT_CHUNK: return ctl_parse_count("chunk", optarg, 4 << 20, &ctl->bench.chunk);
     case OPT_DIR: ctl->bench.folder = optarg; return -1;
     case OPT_ONLY: ctl->bench.only = optarg; return -1;
     default: return take_snapshot(ctl, option);
@@ -417,18 +413,17 @@ int cairn_ctl_take_bench(struct ctl *ctl, int option)
 
 /* Values of the options that say over which shards a job is spread, and what it is otherwise. */
 
-int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char *text)
+int ctl_parse_name(struct ctl_names *names, const char *option, const char *text)
 {
     if (text[0] == '\0')
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s needs the name of a shard", option);
+        return ctl_fail(CAIRN_ERR_INVALID, "--%s needs the name of a shard", option);
     if (names->count == CTL_NAMES_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s may be given %d times", option,
-                              CTL_NAMES_MAX);
+        return ctl_fail(CAIRN_ERR_INVALID, "--%s may be given %d times", option, CTL_NAMES_MAX);
     names->names[names->count++] = text;
     return -1;
 }
 
-int cairn_ctl_parse_weight(struct ctl_names *names, char *text)
+int ctl_parse_weight(struct ctl_names *names, char *text)
 {
     char *equals = strrchr(text, '=');
     char *end = NULL;
@@ -436,28 +431,27 @@ int cairn_ctl_parse_weight(struct ctl_names *names, char *text)
     const double weight = equals != NULL ? strtod(equals + 1, &end) : 0;
     const bool is_number = end != NULL && end != equals + 1 && *end == '\0' && errno == 0;
     if (!is_number || equals == text)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--weight %s: NAME=W, a shard and a number, is allowed", text);
+        return ctl_fail(CAIRN_ERR_INVALID, "--weight %s: NAME=W, a shard and a number, is allowed",
+                        text);
     if (!isfinite(weight) || weight <= 0)
-        return cairn_ctl_fail(
-            CAIRN_ERR_INVALID,
-            "--weight %s: a number above 0 is allowed; --drain takes all off a shard", text);
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "--weight %s: a number above 0 is allowed; --drain takes all off a shard",
+                        text);
     *equals = '\0';
     const size_t at = names->count;
-    const int done = cairn_ctl_parse_name(names, "weight", text);
+    const int done = ctl_parse_name(names, "weight", text);
     if (done < 0) names->weights[at] = weight;
     return done;
 }
 
-int cairn_ctl_parse_setting(struct ctl_settings *settings, char *text)
+int ctl_parse_setting(struct ctl_settings *settings, char *text)
 {
     char *equals = strchr(text, '=');
     if (equals == NULL || equals == text)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--set %s: KEY=VALUE is allowed, as stage=3 or default.lr=1e-4",
-                              text);
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "--set %s: KEY=VALUE is allowed, as stage=3 or default.lr=1e-4", text);
     if (settings->count == CTL_NAMES_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--set may be given %d times", CTL_NAMES_MAX);
+        return ctl_fail(CAIRN_ERR_INVALID, "--set may be given %d times", CTL_NAMES_MAX);
     Cairn__Setting *setting = &settings->room[settings->count];
     *equals = '\0';
     cairn__setting__init(setting);
@@ -467,15 +461,15 @@ int cairn_ctl_parse_setting(struct ctl_settings *settings, char *text)
     return -1;
 }
 
-int cairn_ctl_parse_percent(const char *name, const char *text, double most, double *out)
+int ctl_parse_percent(const char *name, const char *text, double most, double *out)
 {
     char *end;
     errno = 0;
     const double percent = strtod(text, &end);
     if (errno != 0 || end == text || strcmp(end, "%") != 0 || !(percent > 0) || percent > most)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--%s %s: a percentage above 0 and up to %.0f, as 10%%, is allowed",
-                              name, text, most);
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "--%s %s: a percentage above 0 and up to %.0f, as 10%%, is allowed", name,
+                        text, most);
     *out = percent / 100;
     return -1;
 }
@@ -489,7 +483,7 @@ static int parse_format(const char *text, const char **out)
     *out = text;
     if (strcmp(text, "hf") == 0 || strcmp(text, "dcp") == 0 || strcmp(text, "torch") == 0)
         return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--format %s: hf, dcp and torch are allowed", text);
+    return ctl_fail(CAIRN_ERR_INVALID, "--format %s: hf, dcp and torch are allowed", text);
 }
 
 static int parse_word(const char *name, const char *text, const char *one, const char *other,
@@ -497,8 +491,7 @@ static int parse_word(const char *name, const char *text, const char *one, const
 {
     *out = text;
     if (strcmp(text, one) == 0 || strcmp(text, other) == 0) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s %s: %s and %s are allowed", name, text, one,
-                          other);
+    return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: %s and %s are allowed", name, text, one, other);
 }
 
 /* As the Hub's tools write it: 5GB, 500MB; a B at the end may be left out. */
@@ -506,7 +499,7 @@ static int parse_max_file(struct ctl *ctl, char *text)
 {
     const size_t length = strlen(text);
     if (length > 1 && text[length - 1] == 'B') text[length - 1] = '\0';
-    return cairn_ctl_parse_count("max-file", text, UINT64_C(1) << 60, &ctl->export.file_bytes_max);
+    return ctl_parse_count("max-file", text, UINT64_C(1) << 60, &ctl->export.file_bytes_max);
 }
 
 static int take_snapshot(struct ctl *ctl, int option)
@@ -520,7 +513,7 @@ static int take_snapshot(struct ctl *ctl, int option)
     case OPT_FALLBACK: ctl->fallback = true; return -1;
     case OPT_QUICK: ctl->quick = true; return -1;
     case OPT_READ_DATA_SUBSET:
-        return cairn_ctl_parse_percent("read-data-subset", optarg, 100, &ctl->subset);
+        return ctl_parse_percent("read-data-subset", optarg, 100, &ctl->subset);
     case OPT_KEY: ctl->key = optarg; return -1;
     case OPT_STATS: ctl->export.stats = true; return -1;
     default: abort(); // getopt gives what is in the table

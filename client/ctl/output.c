@@ -28,7 +28,7 @@ static void *must(void *memory)
     exit(1);
 }
 
-struct ctl_table *cairn_ctl_table_open(const char *const *headers, size_t column_count)
+struct ctl_table *ctl_table_open(const char *const *headers, size_t column_count)
 {
     struct ctl_table *table = must(calloc(1, sizeof *table));
     table->headers = headers;
@@ -36,7 +36,7 @@ struct ctl_table *cairn_ctl_table_open(const char *const *headers, size_t column
     return table;
 }
 
-void cairn_ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
+void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
 {
     va_list arguments;
     char *text = NULL;
@@ -70,7 +70,7 @@ static void print_row(const struct ctl_table *table, const char *const *cells, c
     }
 }
 
-void cairn_ctl_table_close(struct ctl_table *table, const struct ctl *ctl)
+void ctl_table_close(struct ctl_table *table, const struct ctl *ctl)
 {
     size_t *widths = must(calloc(table->column_count, sizeof *widths));
     for (size_t c = 0; c < table->column_count; c++)
@@ -84,7 +84,7 @@ void cairn_ctl_table_close(struct ctl_table *table, const struct ctl *ctl)
     free(table);
 }
 
-void cairn_ctl_line(const char *name, const char *fmt, ...)
+void ctl_line(const char *name, const char *fmt, ...)
 {
     va_list arguments;
     printf("%-18s", name);
@@ -94,21 +94,21 @@ void cairn_ctl_line(const char *name, const char *fmt, ...)
     printf("\n");
 }
 
-void cairn_ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown)
+void ctl_version_line(const char *name, uint64_t generation, uint64_t step, bool unknown)
 {
     if (unknown)
-        cairn_ctl_line(name, "unknown: not all shards have told it");
+        ctl_line(name, "unknown: not all shards have told it");
     else
-        cairn_ctl_line(name, "generation %llu, step %llu", (unsigned long long)generation,
-                       (unsigned long long)step);
+        ctl_line(name, "generation %llu, step %llu", (unsigned long long)generation,
+                 (unsigned long long)step);
 }
 
-json_t *cairn_ctl_json_known(bool known, uint64_t number)
+json_t *ctl_json_known(bool known, uint64_t number)
 {
     return known ? json_integer((json_int_t)number) : json_null();
 }
 
-int cairn_ctl_print_json(json_t *object)
+int ctl_print_json(json_t *object)
 {
     json_object_set_new(object, "schema_version", json_integer(CAIRN_CTL_SCHEMA_VERSION));
     json_dumpf(object, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
@@ -117,7 +117,7 @@ int cairn_ctl_print_json(json_t *object)
     return 0;
 }
 
-const char *cairn_ctl_hex(ProtobufCBinaryData bytes)
+const char *ctl_hex(ProtobufCBinaryData bytes)
 {
     static char texts[2][129];
     static unsigned turn;
@@ -128,7 +128,7 @@ const char *cairn_ctl_hex(ProtobufCBinaryData bytes)
     return text;
 }
 
-const char *cairn_ctl_bytes(uint64_t bytes)
+const char *ctl_bytes(uint64_t bytes)
 {
     static char texts[4][32];
     static unsigned turn;
@@ -152,8 +152,8 @@ static uint64_t now_ms(void)
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-void cairn_ctl_progress_begin(struct ctl_progress *p, const struct ctl *ctl, const char *what,
-                              uint64_t total_bytes)
+void ctl_progress_begin(struct ctl_progress *p, const struct ctl *ctl, const char *what,
+                        uint64_t total_bytes)
 {
     const uint64_t now = now_ms();
     *p = (struct ctl_progress) { .what = what,
@@ -164,7 +164,7 @@ void cairn_ctl_progress_begin(struct ctl_progress *p, const struct ctl *ctl, con
                                  .on_terminal = isatty(STDERR_FILENO) == 1 };
 }
 
-void cairn_ctl_progress_at(struct ctl_progress *p, uint64_t done)
+void ctl_progress_at(struct ctl_progress *p, uint64_t done)
 {
     if (p->silent) return;
     const uint64_t now = now_ms();
@@ -184,14 +184,14 @@ void cairn_ctl_progress_at(struct ctl_progress *p, uint64_t done)
     } else {
         fprintf(stderr, "cairn: ");
     }
-    fprintf(stderr, "%3.0f %% %s: %s of %s, %s/s%s", part * 100, p->what, cairn_ctl_bytes(done),
-            cairn_ctl_bytes(p->total), cairn_ctl_bytes((uint64_t)rate), left.text);
+    fprintf(stderr, "%3.0f %% %s: %s of %s, %s/s%s", part * 100, p->what, ctl_bytes(done),
+            ctl_bytes(p->total), ctl_bytes((uint64_t)rate), left.text);
     fprintf(stderr, p->on_terminal ? "\033[K" : "\n");
     fflush(stderr);
     p->line_open = p->on_terminal;
 }
 
-void cairn_ctl_progress_end(struct ctl_progress *p)
+void ctl_progress_end(struct ctl_progress *p)
 {
     if (p->line_open) fprintf(stderr, "\r\033[K");
     p->line_open = false;
@@ -202,20 +202,19 @@ void cairn_ctl_progress_end(struct ctl_progress *p)
 /* Asks for confirmation before a step that cannot be undone: on a terminal by the name of the thing
  * that goes, else by --yes. */
 
-int cairn_ctl_confirm(const struct ctl *ctl, const char *what, const char *name)
+int ctl_confirm(const struct ctl *ctl, const char *what, const char *name)
 {
     char line[512];
     if (ctl->yes) return -1;
     if (!isatty(STDIN_FILENO))
-        return cairn_ctl_usage_fail(ctl, "%s cannot be brought back: without a terminal say --yes",
-                                    what);
+        return ctl_usage_fail(ctl, "%s cannot be brought back: without a terminal say --yes", what);
     fprintf(stderr, "%s cannot be brought back. To go on, type %s: ", what, name);
     fflush(stderr);
     if (fgets(line, sizeof line, stdin) != NULL) {
         line[strcspn(line, "\n")] = '\0';
         if (strcmp(line, name) == 0) return -1;
     }
-    return cairn_ctl_fail(CAIRN_ERR_CANCELED, "nothing was done");
+    return ctl_fail(CAIRN_ERR_CANCELED, "nothing was done");
 }
 
 /* ==== interrupt ==== */
@@ -232,7 +231,7 @@ static void on_signal_interrupt(int signal)
     _exit(130);
 }
 
-void cairn_ctl_on_interrupt(const char *fmt, ...)
+void ctl_on_interrupt(const char *fmt, ...)
 {
     const struct sigaction action = { .sa_handler = on_signal_interrupt };
     va_list arguments;
@@ -247,22 +246,22 @@ void cairn_ctl_on_interrupt(const char *fmt, ...)
 
 /* Paths that the coordinator is to open, which works in another folder. */
 
-int cairn_ctl_absolute(const char *what, const char *path, char out[static PATH_MAX])
+int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX])
 {
     char here[PATH_MAX] = "";
     const bool relative = path[0] != '/';
     if (relative && getcwd(here, sizeof here) == NULL)
-        return cairn_ctl_fail(CAIRN_ERR_IO, "the working folder: %s", strerror(errno));
+        return ctl_fail(CAIRN_ERR_IO, "the working folder: %s", strerror(errno));
     const int n = snprintf(out, PATH_MAX, "%s%s%s", here, relative ? "/" : "", path);
     if (n < PATH_MAX) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "%s %.60s...: it is too long", what, path);
+    return ctl_fail(CAIRN_ERR_INVALID, "%s %.60s...: it is too long", what, path);
 }
 
 /* ==== connection ==== */
 
 /* The command's one request, by the connection that calls of the library have, too (client/admin.h). */
 
-int cairn_ctl_fail(cairn_status status, const char *fmt, ...)
+int ctl_fail(cairn_status status, const char *fmt, ...)
 {
     va_list arguments;
     va_start(arguments, fmt);
@@ -283,9 +282,9 @@ static void on_awaited(void *context, const Cairn__Awaited *awaited, bool is_lat
     ctl->awaited_said = true;
 }
 
-cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
-                                  uint16_t reply_type, ProtobufCMessage **reply_out,
-                                  struct cairn_paged *pages)
+cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
+                            uint16_t reply_type, ProtobufCMessage **reply_out,
+                            struct cairn_paged *pages)
 {
     char name[CAIRN_NAME_MAX];
     struct cairn_sentence why;
@@ -308,14 +307,14 @@ cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const Protobuf
     if (status != CAIRN_OK && ctl->failed != NULL)
         *ctl->failed = why;
     else if (status != CAIRN_OK && !(passes && ctl->tries_again))
-        cairn_ctl_fail(status, "%s", why.text);
+        ctl_fail(status, "%s", why.text);
     return status;
 }
 
-cairn_status cairn_ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
-                            uint16_t reply_type, ProtobufCMessage **reply_out)
+cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
+                      uint16_t reply_type, ProtobufCMessage **reply_out)
 {
-    return cairn_ctl_call_paged(ctl, type, message, reply_type, reply_out, NULL);
+    return ctl_call_paged(ctl, type, message, reply_type, reply_out, NULL);
 }
 
 /* ==== env ==== */
@@ -349,25 +348,25 @@ static int print_json_env(const struct cairn_env_report *report)
         json_object_set_new(object, name,
                             json_pack("{s:o, s:s}", "value", text, "from", source_of(report, key)));
     }
-    return cairn_ctl_print_json(object);
+    return ctl_print_json(object);
 }
 
 static void print_table(const struct ctl *ctl, const struct cairn_env_report *report)
 {
     static const char *const headers[] = { "WHAT", "VALUE", "FROM" };
-    struct ctl_table *table = cairn_ctl_table_open(headers, 3);
-    cairn_ctl_table_cell(table, "launcher");
-    cairn_ctl_table_cell(table, "%s", report->launcher);
-    cairn_ctl_table_cell(table, "%s", source_of(report, CAIRN_ENV_RANK));
+    struct ctl_table *table = ctl_table_open(headers, 3);
+    ctl_table_cell(table, "launcher");
+    ctl_table_cell(table, "%s", report->launcher);
+    ctl_table_cell(table, "%s", source_of(report, CAIRN_ENV_RANK));
     for (enum cairn_env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
-        cairn_ctl_table_cell(table, "%s", cairn_env_key_name(key));
-        cairn_ctl_table_cell(table, "%s", report->values[key].text);
-        cairn_ctl_table_cell(table, "%s", source_of(report, key));
+        ctl_table_cell(table, "%s", cairn_env_key_name(key));
+        ctl_table_cell(table, "%s", report->values[key].text);
+        ctl_table_cell(table, "%s", source_of(report, key));
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
-int cairn_ctl_env(struct ctl *ctl)
+int ctl_env(struct ctl *ctl)
 {
     const struct cairn_env_input input = {
         .get = cairn_env_get, .given[CAIRN_ENV_ENDPOINT] = { ctl->endpoint, "--endpoint" }
@@ -376,7 +375,7 @@ int cairn_ctl_env(struct ctl *ctl)
     struct cairn_sentence why;
     cairn_status status = cairn_env_find_cluster(&input, &report, &why);
     if (status == CAIRN_OK) status = cairn_env_find_process(&input, &report, &why);
-    if (status != CAIRN_OK) return cairn_ctl_fail(status, "%s", why.text);
+    if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
     if (ctl->json) return print_json_env(&report);
     print_table(ctl, &report);
     return 0;
@@ -395,7 +394,7 @@ static void on_signal_watch(int signal)
     _exit(130);
 }
 
-int cairn_ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl))
+int ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl))
 {
     static char buffer[1 << 16];
     const bool is_terminal = isatty(STDOUT_FILENO) == 1;
@@ -430,26 +429,25 @@ static int print_json_capabilities(const struct cairn_capability *rows, size_t c
                                         cairn_capability_field_name(rows[i].field), "value",
                                         rows[i].value, "name", rows[i].value_name, "supported",
                                         (int)rows[i].supported, "instead", rows[i].instead));
-    return cairn_ctl_print_json(json_pack("{s:o}", "capabilities", list));
+    return ctl_print_json(json_pack("{s:o}", "capabilities", list));
 }
 
-int cairn_ctl_capabilities(struct ctl *ctl)
+int ctl_capabilities(struct ctl *ctl)
 {
     static const char *const headers[] = { "FIELD", "VALUE", "NAME", "SUPPORTED" };
     size_t count;
     const struct cairn_capability *rows = cairn_capability_table(&count);
     if (ctl->json) return print_json_capabilities(rows, count);
-    struct ctl_table *table = cairn_ctl_table_open(headers, 4);
+    struct ctl_table *table = ctl_table_open(headers, 4);
     for (size_t i = 0; i < count; i++) {
-        cairn_ctl_table_cell(table, "%s", cairn_capability_field_name(rows[i].field));
-        cairn_ctl_table_cell(table, "%d", rows[i].value);
-        cairn_ctl_table_cell(table, "%s", rows[i].value_name);
+        ctl_table_cell(table, "%s", cairn_capability_field_name(rows[i].field));
+        ctl_table_cell(table, "%d", rows[i].value);
+        ctl_table_cell(table, "%s", rows[i].value_name);
         if (rows[i].supported)
-            cairn_ctl_table_cell(table, "yes");
+            ctl_table_cell(table, "yes");
         else
-            cairn_ctl_table_cell(table, "no: %s",
-                                 rows[i].instead != NULL ? rows[i].instead : "refused");
+            ctl_table_cell(table, "no: %s", rows[i].instead != NULL ? rows[i].instead : "refused");
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
     return 0;
 }

@@ -39,8 +39,8 @@ static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
     struct cairn_sentence why;
     struct cairn_paged pages = { 0 };
     get.name = ctl->argv[0];
-    cairn_status status = cairn_ctl_call_paged(ctl, CAIRN_MSG_JOB_SPEC_GET, &get.base,
-                                               CAIRN_MSG_JOB_SPEC_TOLD, &reply, &pages);
+    cairn_status status = ctl_call_paged(ctl, CAIRN_MSG_JOB_SPEC_GET, &get.base,
+                                         CAIRN_MSG_JOB_SPEC_TOLD, &reply, &pages);
     if (status != CAIRN_OK) return status;
     const Cairn__JobSpecTold *told = (const Cairn__JobSpecTold *)reply;
     plan->workers_max = told->workers_max;
@@ -49,7 +49,7 @@ static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
     status = cairn_spec_unpack(pages.bytes, pages.have_bytes, cairn_optimizer_names(), &plan->spec,
                                &why);
     cairn_paged_release(&pages);
-    if (status != CAIRN_OK) cairn_ctl_fail(status, "the spec of job %s: %s", get.name, why.text);
+    if (status != CAIRN_OK) ctl_fail(status, "the spec of job %s: %s", get.name, why.text);
     return status;
 }
 
@@ -61,8 +61,7 @@ static cairn_status add_shard(struct plan *plan, const struct cairn_layout *layo
     Cairn__MemoryTold *told = plan->list[shard] = &plan->told[shard];
     cairn_status status = cairn_shard_map_init(&map, layout, shard, plan->spec.chunk_leaves);
     if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for a map of the job");
-    status = cairn_need_of(&plan->spec, &map, plan->workers_max, plan->has_device, NULL, &need,
-                           why);
+    status = need_of(&plan->spec, &map, plan->workers_max, plan->has_device, NULL, &need, why);
     cairn_shard_map_release(&map);
     if (status != CAIRN_OK) return status;
     cairn__memory_told__init(told);
@@ -123,33 +122,32 @@ static void print(const struct ctl *ctl, const struct plan *plan)
 {
     char place[64];
     if (ctl->json) {
-        cairn_ctl_print_json(json_pack(
+        ctl_print_json(json_pack(
             "{s:s, s:I, s:i, s:i, s:i, s:i, s:s, s:f, s:f, s:o}", "job", plan->spec.name, "tensors",
             (json_int_t)plan->spec.tensor_count, "stage", (int)plan->spec.stage, "shards",
             (int)plan->shards, "workers", (int)plan->workers, "workers_max", (int)plan->workers_max,
             "backend", plan->has_device ? "cuda" : "host", "offload_fraction",
             plan->spec.offload_fraction, "heaviest_over_mean", plan->heaviest_over_mean, "memory",
-            cairn_ctl_job_memory_json(plan->list, plan->shards)));
+            ctl_job_memory_json(plan->list, plan->shards)));
         return;
     }
-    cairn_ctl_line("job", "%s, %zu tensors", plan->spec.name, plan->spec.tensor_count);
-    cairn_ctl_line("shards", "%u, heaviest/mean %.3f", plan->shards, plan->heaviest_over_mean);
-    cairn_ctl_line("workers", "%u, at most %u", plan->workers, plan->workers_max);
-    cairn_ctl_line("state", "%s", place_of(plan, place));
+    ctl_line("job", "%s, %zu tensors", plan->spec.name, plan->spec.tensor_count);
+    ctl_line("shards", "%u, heaviest/mean %.3f", plan->shards, plan->heaviest_over_mean);
+    ctl_line("workers", "%u, at most %u", plan->workers, plan->workers_max);
+    ctl_line("state", "%s", place_of(plan, place));
     printf("\n");
-    cairn_ctl_job_memory_print(ctl, plan->list, plan->shards);
+    ctl_job_memory_print(ctl, plan->list, plan->shards);
 }
 
-int cairn_ctl_job_plan(struct ctl *ctl)
+int ctl_job_plan(struct ctl *ctl)
 {
     struct plan plan = { .shards = ctl->shards, .workers_max = WORKERS_MAX };
     struct cairn_sentence why;
     cairn_spec_init(&plan.spec);
     const bool from_file = is_file(ctl->argv[0]);
     if (!from_file && strchr(ctl->argv[0], '/') != NULL) // no job has it in its name
-        return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND, "%s: there is no such file or folder",
-                              ctl->argv[0]);
-    cairn_status status = from_file ? cairn_ctl_plan_spec(ctl->argv[0], &plan.spec, &why)
+        return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s: there is no such file or folder", ctl->argv[0]);
+    cairn_status status = from_file ? ctl_plan_spec(ctl->argv[0], &plan.spec, &why)
                                     : ask_spec(ctl, &plan);
     bool is_said = !from_file; // what was asked for
     if (status == CAIRN_OK) {
@@ -169,7 +167,7 @@ int cairn_ctl_job_plan(struct ctl *ctl)
     if (status == CAIRN_OK)
         print(ctl, &plan);
     else if (!is_said)
-        cairn_ctl_fail(status, "%s: %s", ctl->argv[0], why.text);
+        ctl_fail(status, "%s: %s", ctl->argv[0], why.text);
     cairn_spec_release(&plan.spec);
     free(plan.told);
     free(plan.list);
@@ -292,8 +290,8 @@ static cairn_status of_weights(const char *path, struct cairn_job_spec_data *out
     return status;
 }
 
-cairn_status cairn_ctl_plan_spec(const char *path, struct cairn_job_spec_data *out,
-                                 struct cairn_sentence *why)
+cairn_status ctl_plan_spec(const char *path, struct cairn_job_spec_data *out,
+                           struct cairn_sentence *why)
 {
     static const char weights[] = ".safetensors";
     char manifest[PATH_MAX];
@@ -344,7 +342,7 @@ static bool memory_of(const Cairn__JobStatus *job, const Cairn__StepTimes *t, ui
     for (size_t i = 0; i < job->n_memory; i++) {
         const Cairn__MemoryTold *m = job->memory[i];
         if (m->shard_index != t->number || m->untold) continue;
-        *bytes_out = cairn_ctl_job_memory_sum(m);
+        *bytes_out = ctl_job_memory_sum(m);
         return true;
     }
     return false;
@@ -366,7 +364,7 @@ static json_t *entry_json(const Cairn__JobStatus *job, const Cairn__StepTimes *t
     json_object_set_new(entry, "step_ms", t->steps > 0 ? json_real(ms(t->step_us)) : json_null());
     uint64_t memory = 0;
     const bool is_known = memory_of(job, t, &memory);
-    json_object_set_new(entry, "memory_bytes", cairn_ctl_json_known(is_known, memory));
+    json_object_set_new(entry, "memory_bytes", ctl_json_known(is_known, memory));
     if (t->of_shard) return entry;
     const Cairn__BytesTold *bytes = bytes_of(job, t->number);
     json_object_set_new(entry, "pushed_per_step",
@@ -384,8 +382,8 @@ static void print_json(const Cairn__JobStatus *job)
                               entry_json(job, job->times[i]));
     json_t *object = json_pack("{s:s, s:s, s:s, s:o, s:o}", "job", job->name, "state", job->state,
                                "awaited", job->awaited, "workers", workers, "shards", shards);
-    json_object_set_new(object, "step", cairn_ctl_json_known(!job->version_unknown, job->step));
-    cairn_ctl_print_json(object);
+    json_object_set_new(object, "step", ctl_json_known(!job->version_unknown, job->step));
+    ctl_print_json(object);
 }
 
 /* ---- tables ---- */
@@ -394,14 +392,14 @@ static void add_times(struct ctl_table *table, const Cairn__StepTimes *t)
 {
     for (size_t p = 0; p < PHASES; p++)
         if (t->steps > 0)
-            cairn_ctl_table_cell(table, "%.1f", ms(phase_us(t, p)));
+            ctl_table_cell(table, "%.1f", ms(phase_us(t, p)));
         else
-            cairn_ctl_table_cell(table, "-");
+            ctl_table_cell(table, "-");
     if (t->steps > 0)
-        cairn_ctl_table_cell(table, "%.1f", ms(t->step_us));
+        ctl_table_cell(table, "%.1f", ms(t->step_us));
     else
-        cairn_ctl_table_cell(table, "-");
-    cairn_ctl_table_cell(table, "%u", t->steps);
+        ctl_table_cell(table, "-");
+    ctl_table_cell(table, "%u", t->steps);
 }
 
 static void add_memory(struct ctl_table *table, const Cairn__JobStatus *job,
@@ -409,7 +407,7 @@ static void add_memory(struct ctl_table *table, const Cairn__JobStatus *job,
 {
     uint64_t bytes;
     const bool is_known = memory_of(job, t, &bytes);
-    cairn_ctl_table_cell(table, "%s", is_known ? cairn_ctl_bytes(bytes) : "-");
+    ctl_table_cell(table, "%s", is_known ? ctl_bytes(bytes) : "-");
 }
 
 static void print_workers(const struct ctl *ctl, const Cairn__JobStatus *job)
@@ -417,38 +415,38 @@ static void print_workers(const struct ctl *ctl, const Cairn__JobStatus *job)
     static const char *const headers[] = { "RANK",    "COMPUTE", "PUSH",     "WAIT",
                                            "FETCH",   "STEP MS", "OF STEPS", "PUSHED",
                                            "FETCHED", "MEMORY",  "WORKER",   "" };
-    struct ctl_table *table = cairn_ctl_table_open(headers, 12);
+    struct ctl_table *table = ctl_table_open(headers, 12);
     for (size_t i = 0; i < job->n_times; i++) {
         const Cairn__StepTimes *t = job->times[i];
         if (t->of_shard) continue;
         const Cairn__BytesTold *bytes = bytes_of(job, t->number);
-        cairn_ctl_table_cell(table, "%u", t->number);
+        ctl_table_cell(table, "%u", t->number);
         add_times(table, t);
-        cairn_ctl_table_cell(table, "%s",
-                             bytes != NULL ? cairn_ctl_bytes((uint64_t)bytes->pushed_a_step) : "-");
-        cairn_ctl_table_cell(
-            table, "%s", bytes != NULL ? cairn_ctl_bytes((uint64_t)bytes->fetched_a_step) : "-");
+        ctl_table_cell(table, "%s",
+                       bytes != NULL ? ctl_bytes((uint64_t)bytes->pushed_a_step) : "-");
+        ctl_table_cell(table, "%s",
+                       bytes != NULL ? ctl_bytes((uint64_t)bytes->fetched_a_step) : "-");
         add_memory(table, job, t);
-        cairn_ctl_table_cell(table, "%s", t->name);
-        cairn_ctl_table_cell(table, "%s", t->slowest ? "<- slowest" : "");
+        ctl_table_cell(table, "%s", t->name);
+        ctl_table_cell(table, "%s", t->slowest ? "<- slowest" : "");
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
 static void print_shards(const struct ctl *ctl, const Cairn__JobStatus *job)
 {
     static const char *const headers[] = { "SHARD",   "COLLECT",  "FOLD",   "UPDATE", "PUBLISH",
                                            "STEP MS", "OF STEPS", "MEMORY", "" };
-    struct ctl_table *table = cairn_ctl_table_open(headers, 9);
+    struct ctl_table *table = ctl_table_open(headers, 9);
     for (size_t i = 0; i < job->n_times; i++) {
         const Cairn__StepTimes *t = job->times[i];
         if (!t->of_shard) continue;
-        cairn_ctl_table_cell(table, "%s", t->name);
+        ctl_table_cell(table, "%s", t->name);
         add_times(table, t);
         add_memory(table, job, t);
-        cairn_ctl_table_cell(table, "%s", t->slowest ? "<- slowest" : "");
+        ctl_table_cell(table, "%s", t->slowest ? "<- slowest" : "");
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
 static void print_job(const struct ctl *ctl, const Cairn__JobStatus *job)
@@ -468,8 +466,8 @@ static int show(struct ctl *ctl)
     ProtobufCMessage *reply;
     message.name = ctl->argv[0];
     message.times = true;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &message.base,
-                                               CAIRN_MSG_JOB_STATUS, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_SHOW, &message.base,
+                                         CAIRN_MSG_JOB_STATUS, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     if (ctl->json)
         print_json((const Cairn__JobStatus *)reply);
@@ -479,9 +477,9 @@ static int show(struct ctl *ctl)
     return 0;
 }
 
-int cairn_ctl_job_top(struct ctl *ctl)
+int ctl_job_top(struct ctl *ctl)
 {
     if (ctl->json || ctl->once) return show(ctl);
     if (ctl->every_s == 0) ctl->every_s = 1;
-    return cairn_ctl_watch(ctl, show);
+    return ctl_watch(ctl, show);
 }

@@ -31,9 +31,9 @@ static void copy_names(const struct ctl_names *names, char **out)
 static int name_jobs(const struct ctl *ctl, Cairn__ReshardAsk *ask, bool optional)
 {
     if (ctl->argc == 1 && ctl->reshard.all)
-        return cairn_ctl_usage_fail(ctl, "a job is named, and --all: give one of them");
+        return ctl_usage_fail(ctl, "a job is named, and --all: give one of them");
     if (ctl->argc == 0 && !ctl->reshard.all && !optional)
-        return cairn_ctl_usage_fail(ctl, "name a job, or give --all");
+        return ctl_usage_fail(ctl, "name a job, or give --all");
     ask->all = ctl->argc == 0;
     if (ctl->argc == 1) ask->job = ctl->argv[0];
     return -1;
@@ -66,8 +66,8 @@ static int fill(const struct ctl *ctl, struct question *q, uint32_t op)
 /* -1: go on. */
 static int ask(struct ctl *ctl, const Cairn__ReshardAsk *message, ProtobufCMessage **told_out)
 {
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &message->base,
-                                               CAIRN_MSG_RESHARD_TOLD, told_out);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &message->base,
+                                         CAIRN_MSG_RESHARD_TOLD, told_out);
     return called == CAIRN_OK ? -1 : cairn_status_exit((int)called);
 }
 
@@ -93,9 +93,9 @@ static int say_ends(const Cairn__ReshardTold *told)
     for (size_t i = 0; i < told->n_jobs; i++) {
         const Cairn__ReshardJob *job = told->jobs[i];
         if (strcmp(job->state, "canceled") == 0)
-            worst = cairn_ctl_fail(CAIRN_ERR_CANCELED, "job %s: %s", job->name, job->text);
+            worst = ctl_fail(CAIRN_ERR_CANCELED, "job %s: %s", job->name, job->text);
         else if (strcmp(job->state, "failed") == 0 || is_refused(job))
-            worst = cairn_ctl_fail(CAIRN_ERR_REFUSED, "job %s: %s", job->name, job->text);
+            worst = ctl_fail(CAIRN_ERR_REFUSED, "job %s: %s", job->name, job->text);
     }
     return worst;
 }
@@ -112,7 +112,7 @@ static int tell(struct ctl *ctl, uint32_t op,
     if (done >= 0) return done;
     const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
     if (ctl->json)
-        cairn_ctl_print_json(reshard_json(told));
+        ctl_print_json(reshard_json(told));
     else
         print(ctl, told);
     done = judge == NULL ? 0 : judge(told);
@@ -124,9 +124,9 @@ static void print_canceled(const struct ctl *ctl, const Cairn__ReshardTold *told
 {
     for (size_t i = 0; i < told->n_jobs && !ctl->quiet; i++) {
         if (is_refused(told->jobs[i])) continue;
-        cairn_ctl_line("canceled", "job %s, which ends after slice %u of %u; %s have moved",
-                       told->jobs[i]->name, told->jobs[i]->slice, told->jobs[i]->slices,
-                       cairn_ctl_bytes(told->jobs[i]->moved_bytes));
+        ctl_line("canceled", "job %s, which ends after slice %u of %u; %s have moved",
+                 told->jobs[i]->name, told->jobs[i]->slice, told->jobs[i]->slices,
+                 ctl_bytes(told->jobs[i]->moved_bytes));
     }
 }
 
@@ -137,21 +137,20 @@ static int judge_canceled(const Cairn__ReshardTold *told)
     size_t refused = 0;
     while (refused < told->n_jobs && is_refused(told->jobs[refused])) refused++;
     if (refused < told->n_jobs) return 0;
-    return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND,
-                          "no re-sharding is under way: there is nothing to cancel");
+    return ctl_fail(CAIRN_ERR_NOT_FOUND, "no re-sharding is under way: there is nothing to cancel");
 }
 
-int cairn_ctl_reshard_plan(struct ctl *ctl)
+int ctl_reshard_plan(struct ctl *ctl)
 {
     return tell(ctl, CAIRN_RESHARD_PLAN, print_plans, say_ends);
 }
 
-int cairn_ctl_reshard_status(struct ctl *ctl)
+int ctl_reshard_status(struct ctl *ctl)
 {
     return tell(ctl, CAIRN_RESHARD_STATUS, reshard_list, NULL);
 }
 
-int cairn_ctl_reshard_cancel(struct ctl *ctl)
+int ctl_reshard_cancel(struct ctl *ctl)
 {
     return tell(ctl, CAIRN_RESHARD_CANCEL, print_canceled, judge_canceled);
 }
@@ -192,7 +191,7 @@ static int show_plan(struct ctl *ctl, struct question *q)
     return -1;
 }
 
-int cairn_ctl_reshard_apply(struct ctl *ctl)
+int ctl_reshard_apply(struct ctl *ctl)
 {
     struct question q;
     ProtobufCMessage *begun, *ended;
@@ -201,7 +200,7 @@ int cairn_ctl_reshard_apply(struct ctl *ctl)
     if (done < 0) done = ask(ctl, &q.ask, &begun);
     if (done >= 0) return done;
     const char *which = q.ask.all ? "--all" : q.ask.job;
-    cairn_ctl_on_interrupt(
+    ctl_on_interrupt(
         "\ncairn: it goes on: `cairn reshard status%s%s` says how far it is, `cairn reshard "
         "cancel %s` ends it after the slice that moves\n",
         q.ask.all ? "" : " ", q.ask.all ? "" : which, which);
@@ -211,7 +210,7 @@ int cairn_ctl_reshard_apply(struct ctl *ctl)
         Cairn__ReshardTold *told = (Cairn__ReshardTold *)ended;
         keep_refused((Cairn__ReshardTold *)begun, told);
         if (ctl->json)
-            cairn_ctl_print_json(reshard_json(told));
+            ctl_print_json(reshard_json(told));
         else if (!ctl->quiet)
             reshard_list(ctl, told);
         done = say_ends(told);
@@ -223,23 +222,23 @@ int cairn_ctl_reshard_apply(struct ctl *ctl)
 
 /* ---- a whole shard ---- */
 
-int cairn_ctl_member_drain(struct ctl *ctl)
+int ctl_member_drain(struct ctl *ctl)
 {
     Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
     ProtobufCMessage *reply;
     drain.name = ctl->argv[0];
     drain.wait = true;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = DRAIN_TIMEOUT_MS;
-    cairn_ctl_on_interrupt(
+    ctl_on_interrupt(
         "\ncairn: it goes on: `cairn reshard status` says how far it is, `cairn reshard "
         "cancel --all` ends it\n");
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_MEMBER_DRAIN, &drain.base,
-                                               CAIRN_MSG_DONE, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_MEMBER_DRAIN, &drain.base, CAIRN_MSG_DONE,
+                                         &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     if (ctl->json)
-        cairn_ctl_print_json(json_pack("{s:s}", "drained", drain.name));
+        ctl_print_json(json_pack("{s:s}", "drained", drain.name));
     else if (!ctl->quiet)
-        cairn_ctl_line("drained", "%s, which ends, and is known no more", drain.name);
+        ctl_line("drained", "%s, which ends, and is known no more", drain.name);
     cairn_message_free(reply);
     return 0;
 }
@@ -312,8 +311,8 @@ static void print_pieces(const Cairn__ReshardJob *job)
     char fresh[64] = "";
     if (job->pieces_fresh > 0)
         snprintf(fresh, sizeof fresh, "; a fresh layout has %" PRIu64, job->pieces_fresh);
-    cairn_ctl_line("pieces", "%" PRIu64 " of its tensors on shards, then %" PRIu64 "%s",
-                   job->pieces_before, job->pieces_after, fresh);
+    ctl_line("pieces", "%" PRIu64 " of its tensors on shards, then %" PRIu64 "%s",
+             job->pieces_before, job->pieces_after, fresh);
 }
 
 static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
@@ -321,39 +320,39 @@ static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
     static const char *const headers[] = { "FROM", "TO", "BYTES" };
     if (job->n_pairs == 0) return;
     printf("\n");
-    struct ctl_table *table = cairn_ctl_table_open(headers, 3);
+    struct ctl_table *table = ctl_table_open(headers, 3);
     for (size_t i = 0; i < job->n_pairs; i++) {
-        cairn_ctl_table_cell(table, "%s", job->pairs[i]->from);
-        cairn_ctl_table_cell(table, "%s", job->pairs[i]->to);
-        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(job->pairs[i]->bytes));
+        ctl_table_cell(table, "%s", job->pairs[i]->from);
+        ctl_table_cell(table, "%s", job->pairs[i]->to);
+        ctl_table_cell(table, "%s", ctl_bytes(job->pairs[i]->bytes));
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
 /* In full: what is to move from where to where, and what is expected. */
 static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
 {
-    cairn_ctl_line("job", "%s", job->name);
-    cairn_ctl_line("state", "%s%s%s", job->state, job->text[0] != '\0' ? ": " : "", job->text);
-    cairn_ctl_line("shards", "%u, then %u", job->shards_before, job->shards_after);
-    cairn_ctl_line("moves", "%s in %u slice%s; the least that levels the shards is %s",
-                   cairn_ctl_bytes(job->all_bytes), job->slices, job->slices == 1 ? "" : "s",
-                   cairn_ctl_bytes(job->least_bytes));
+    ctl_line("job", "%s", job->name);
+    ctl_line("state", "%s%s%s", job->state, job->text[0] != '\0' ? ": " : "", job->text);
+    ctl_line("shards", "%u, then %u", job->shards_before, job->shards_after);
+    ctl_line("moves", "%s in %u slice%s; the least that levels the shards is %s",
+             ctl_bytes(job->all_bytes), job->slices, job->slices == 1 ? "" : "s",
+             ctl_bytes(job->least_bytes));
     if (job->afresh > 0 && job->all_bytes > job->least_bytes)
-        cairn_ctl_line("", "%s more than the least, since %u tensor%s would lie in too many pieces",
-                       cairn_ctl_bytes(job->all_bytes - job->least_bytes), job->afresh,
-                       job->afresh == 1 ? "" : "s");
-    if (job->moved_bytes > 0) cairn_ctl_line("moved", "%s", cairn_ctl_bytes(job->moved_bytes));
-    cairn_ctl_line("heaviest shard", "%.2f of the mean, then %.2f", job->heaviest_before,
-                   job->heaviest_after);
+        ctl_line("", "%s more than the least, since %u tensor%s would lie in too many pieces",
+                 ctl_bytes(job->all_bytes - job->least_bytes), job->afresh,
+                 job->afresh == 1 ? "" : "s");
+    if (job->moved_bytes > 0) ctl_line("moved", "%s", ctl_bytes(job->moved_bytes));
+    ctl_line("heaviest shard", "%.2f of the mean, then %.2f", job->heaviest_before,
+             job->heaviest_after);
     if (job->pieces_after > 0) print_pieces(job);
-    if (job->expected_s > 0) cairn_ctl_line("expected", "%.1f s", job->expected_s);
+    if (job->expected_s > 0) ctl_line("expected", "%.1f s", job->expected_s);
     if (job->expected_pause_s > 0)
-        cairn_ctl_line("longest step", "%.3f s longer, as expected", job->expected_pause_s);
-    if (job->elapsed_ms > 0) cairn_ctl_line("took", "%.1f s", seconds(job->elapsed_ms));
+        ctl_line("longest step", "%.3f s longer, as expected", job->expected_pause_s);
+    if (job->elapsed_ms > 0) ctl_line("took", "%.1f s", seconds(job->elapsed_ms));
     if (job->worst_step > 0)
-        cairn_ctl_line("longest step", "%.1f %% longer than the median before",
-                       percent_longer(job->worst_step));
+        ctl_line("longest step", "%.1f %% longer than the median before",
+                 percent_longer(job->worst_step));
     print_pairs(ctl, job);
 }
 
@@ -362,22 +361,22 @@ static void reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told)
 {
     static const char *const headers[] = { "JOB", "STATE", "SLICE",        "MOVED",
                                            "OF",  "FOR",   "LONGEST STEP", "" };
-    struct ctl_table *table = cairn_ctl_table_open(headers, 8);
+    struct ctl_table *table = ctl_table_open(headers, 8);
     for (size_t i = 0; i < told->n_jobs; i++) {
         const Cairn__ReshardJob *job = told->jobs[i];
-        cairn_ctl_table_cell(table, "%s", job->name);
-        cairn_ctl_table_cell(table, "%s", job->state);
-        cairn_ctl_table_cell(table, "%u of %u", job->slice, job->slices);
-        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(job->moved_bytes));
-        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(job->all_bytes));
-        cairn_ctl_table_cell(table, "%.1f s", seconds(job->elapsed_ms));
+        ctl_table_cell(table, "%s", job->name);
+        ctl_table_cell(table, "%s", job->state);
+        ctl_table_cell(table, "%u of %u", job->slice, job->slices);
+        ctl_table_cell(table, "%s", ctl_bytes(job->moved_bytes));
+        ctl_table_cell(table, "%s", ctl_bytes(job->all_bytes));
+        ctl_table_cell(table, "%.1f s", seconds(job->elapsed_ms));
         if (job->worst_step > 0)
-            cairn_ctl_table_cell(table, "%+.1f %%", percent_longer(job->worst_step));
+            ctl_table_cell(table, "%+.1f %%", percent_longer(job->worst_step));
         else
-            cairn_ctl_table_cell(table, "-");
-        cairn_ctl_table_cell(table, "%s", job->text);
+            ctl_table_cell(table, "-");
+        ctl_table_cell(table, "%s", job->text);
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
 /* ==== reshard wait ==== */
@@ -420,8 +419,8 @@ static void draw_bar(struct progress *p, const struct sum *sum, double part)
     for (int i = 0; i < BAR; i++) bar[i] = i < full ? '#' : '.';
     bar[BAR] = '\0';
     fprintf(stderr, "\r\033[K[%s] %3.0f %%  %s of %s, slice %u of %u, %.0f s", bar, part * 100,
-            cairn_ctl_bytes(sum->moved), cairn_ctl_bytes(sum->all), sum->one->slice,
-            sum->one->slices, (double)sum->elapsed_ms / 1e3);
+            ctl_bytes(sum->moved), ctl_bytes(sum->all), sum->one->slice, sum->one->slices,
+            (double)sum->elapsed_ms / 1e3);
     fflush(stderr);
     p->is_drawn = true;
 }
@@ -439,9 +438,8 @@ static void show(struct progress *p, const struct sum *sum)
     const unsigned tenths = (unsigned)(part * 10);
     if (tenths <= p->tenths) return;
     p->tenths = tenths;
-    fprintf(stderr, "cairn: %.0f %%: %s of %s, slice %u of %u\n", part * 100,
-            cairn_ctl_bytes(sum->moved), cairn_ctl_bytes(sum->all), sum->one->slice,
-            sum->one->slices);
+    fprintf(stderr, "cairn: %.0f %%: %s of %s, slice %u of %u\n", part * 100, ctl_bytes(sum->moved),
+            ctl_bytes(sum->all), sum->one->slice, sum->one->slices);
 }
 
 /* A coordinator that was there may come back, as after a restart. -1: go on. */
@@ -449,8 +447,8 @@ static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMes
 {
     for (int tries = 0;; tries++) {
         ctl->tries_again = tries < AWAY_MAX;
-        const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &ask->base,
-                                                   CAIRN_MSG_RESHARD_TOLD, told_out);
+        const cairn_status called = ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &ask->base,
+                                             CAIRN_MSG_RESHARD_TOLD, told_out);
         if (called == CAIRN_OK) return -1;
         if (called != CAIRN_ERR_UNREACHABLE || !ctl->tries_again)
             return cairn_status_exit((int)called);

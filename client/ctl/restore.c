@@ -22,8 +22,8 @@ static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
                          Cairn__SnapshotStatus **reply_out)
 {
     ProtobufCMessage *reply = NULL;
-    const cairn_status status = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore->base,
-                                               CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    const cairn_status status = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore->base,
+                                         CAIRN_MSG_SNAPSHOT_STATUS, &reply);
     *reply_out = (Cairn__SnapshotStatus *)reply;
     return status;
 }
@@ -40,7 +40,7 @@ static int confirm(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
     const cairn_status called = call(ctl, &question, &plan);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     int refused = -1;
-    if (cairn_admin_replaces(plan, &what)) refused = cairn_ctl_confirm(ctl, what.text, plan->job);
+    if (cairn_admin_replaces(plan, &what)) refused = ctl_confirm(ctl, what.text, plan->job);
     cairn_message_free(&plan->base);
     return refused;
 }
@@ -49,52 +49,50 @@ static json_t *replaced_json(const Cairn__ReplacedJob *r)
 {
     const bool known = !r->version_unknown;
     return json_pack("{s:s, s:o, s:o, s:i, s:i}", "state", r->state, "generation",
-                     cairn_ctl_json_known(known, r->generation), "step",
-                     cairn_ctl_json_known(known, r->step), "workers", (int)r->workers, "readers",
-                     (int)r->readers);
+                     ctl_json_known(known, r->generation), "step", ctl_json_known(known, r->step),
+                     "workers", (int)r->workers, "readers", (int)r->readers);
 }
 
 static int print_json(const Cairn__SnapshotStatus *s)
 {
-    json_t *object = cairn_ctl_snapshot_json(s);
+    json_t *object = ctl_snapshot_json(s);
     json_object_set_new(object, "restored_generation",
                         json_integer((json_int_t)s->restored_generation));
     json_object_set_new(object, "replaced",
                         s->replaced == NULL ? json_null() : replaced_json(s->replaced));
     json_object_set_new(object, "passed_over", json_string(s->passed_over));
-    return cairn_ctl_print_json(object);
+    return ctl_print_json(object);
 }
 
 static void print_restore(const Cairn__SnapshotStatus *s)
 {
     struct cairn_sentence members;
-    cairn_ctl_snapshot_print(s);
-    cairn_ctl_line("restored", "job %s, generation %llu", s->job,
-                   (unsigned long long)s->restored_generation);
+    ctl_snapshot_print(s);
+    ctl_line("restored", "job %s, generation %llu", s->job,
+             (unsigned long long)s->restored_generation);
     if (s->replaced == NULL) return;
     cairn_admin_members(s->replaced, &members);
-    cairn_ctl_version_line("replaced", s->replaced->generation, s->replaced->step,
-                           s->replaced->version_unknown);
-    cairn_ctl_line("must open again", "%s", members.text);
+    ctl_version_line("replaced", s->replaced->generation, s->replaced->step,
+                     s->replaced->version_unknown);
+    ctl_line("must open again", "%s", members.text);
 }
 
-int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
-                              char id_out[CAIRN_SNAPSHOT_ID_BYTES])
+int ctl_snapshot_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAPSHOT_ID_BYTES])
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     get.job = (char *)(uintptr_t)job;
     ProtobufCMessage *reply;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
-                                               CAIRN_MSG_SNAPSHOT_LIST, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
+                                         CAIRN_MSG_SNAPSHOT_LIST, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
     const bool is_any = list->n_snapshots > 0;
-    const Cairn__SnapshotStatus *latest = cairn_admin_latest(list, cairn_ctl_warn_damaged);
+    const Cairn__SnapshotStatus *latest = cairn_admin_latest(list, ctl_warn_damaged);
     const bool found = latest != NULL;
     if (found) snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "%s", latest->id);
     cairn_message_free(reply);
     if (found) return -1;
-    return cairn_ctl_fail(
+    return ctl_fail(
         CAIRN_ERR_NOT_FOUND,
         !is_any ? "job %s has no committed snapshot; see cairn snapshot list"
                 : "job %s has only damaged snapshots; name one by its id, or make the job anew",
@@ -126,17 +124,17 @@ static int restore_it(struct ctl *ctl, Cairn__SnapshotRestore *restore)
     return 0;
 }
 
-int cairn_ctl_snapshot_restore(struct ctl *ctl)
+int ctl_snapshot_restore(struct ctl *ctl)
 {
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
     char path[PATH_MAX], latest[CAIRN_SNAPSHOT_ID_BYTES];
     const bool by_id = ctl->argc == 2 && ctl->path == NULL && ctl->job == NULL;
     const bool by_path = ctl->argc == 0 && ctl->path != NULL;
     if (!by_id && !by_path)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "usage: cairn snapshot restore JOB ID|latest, or cairn snapshot "
-                              "restore --path FOLDER [--job NAME]");
-    int refused = by_path ? cairn_ctl_absolute("--path", ctl->path, path) : -1;
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "usage: cairn snapshot restore JOB ID|latest, or cairn snapshot "
+                        "restore --path FOLDER [--job NAME]");
+    int refused = by_path ? ctl_absolute("--path", ctl->path, path) : -1;
     if (refused >= 0) return refused;
     if (by_id) {
         restore.job = ctl->argv[0];
@@ -147,7 +145,7 @@ int cairn_ctl_snapshot_restore(struct ctl *ctl)
     }
     if (by_id && strcmp(restore.id, "latest") == 0) {
         restore.id = latest;
-        refused = cairn_ctl_snapshot_latest(ctl, restore.job, latest);
+        refused = ctl_snapshot_latest(ctl, restore.job, latest);
         if (refused >= 0) return refused;
     }
     return restore_it(ctl, &restore);
@@ -161,23 +159,22 @@ static int find_from(struct ctl *ctl, char folder_out[static PATH_MAX])
     const size_t length = slash != NULL ? (size_t)(slash - ctl->from) : 0;
     if (length == 0 || length >= sizeof job || strchr(slash + 1, '/') != NULL ||
         ctl->from[0] == '.')
-        return cairn_ctl_absolute("--from", ctl->from, folder_out);
+        return ctl_absolute("--from", ctl->from, folder_out);
     snprintf(job, sizeof job, "%.*s", (int)length, ctl->from);
-    return cairn_ctl_place_ask(ctl, job, slash + 1, folder_out);
+    return ctl_place_ask(ctl, job, slash + 1, folder_out);
 }
 
-int cairn_ctl_job_create(struct ctl *ctl)
+int ctl_job_create(struct ctl *ctl)
 {
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
     Cairn__SnapshotStatus *plan;
     char folder[PATH_MAX], *const argument[] = { folder, NULL };
     if (ctl->from == NULL)
-        return cairn_ctl_usage_fail(ctl,
-                                    "job create needs --from: a snapshot, as JOB/ID or a folder; a "
-                                    "job without one is made by the first worker that opens it");
+        return ctl_usage_fail(ctl, "job create needs --from: a snapshot, as JOB/ID or a folder; a "
+                                   "job without one is made by the first worker that opens it");
     if (ctl->as != NULL && ctl->argc > 0)
-        return cairn_ctl_usage_fail(ctl, "the job's name is given twice: %s, and --as %s",
-                                    ctl->argv[0], ctl->as);
+        return ctl_usage_fail(ctl, "the job's name is given twice: %s, and --as %s", ctl->argv[0],
+                              ctl->as);
     const char *name = ctl->argc > 0 ? ctl->argv[0] : ctl->as;
     const int found = find_from(ctl, folder);
     if (found >= 0) return found;
@@ -192,15 +189,15 @@ int cairn_ctl_job_create(struct ctl *ctl)
     const cairn_status called = call(ctl, &restore, &plan);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     if (!ctl->json && !ctl->quiet) {
-        cairn_ctl_snapshot_print(plan);
+        ctl_snapshot_print(plan);
         if (plan->replaced != NULL)
-            cairn_ctl_version_line("replaces", plan->replaced->generation, plan->replaced->step,
-                                   plan->replaced->version_unknown);
+            ctl_version_line("replaces", plan->replaced->generation, plan->replaced->step,
+                             plan->replaced->version_unknown);
     }
     cairn_message_free(&plan->base);
     ctl->argv = (char **)(uintptr_t)argument;
     ctl->argc = 1;
-    return cairn_ctl_job_plan(ctl); // what it takes of the shards' memory
+    return ctl_job_plan(ctl); // what it takes of the shards' memory
 }
 
 /* ==== verify ==== */
@@ -221,7 +218,7 @@ static bool on_progress(void *context, uint64_t done, uint64_t total, const char
     struct verification *v = context;
     (void)total;
     (void)file;
-    cairn_ctl_progress_at(&v->progress, done);
+    ctl_progress_at(&v->progress, done);
     return true;
 }
 
@@ -229,7 +226,7 @@ static void on_damage(void *context, const char *what)
 {
     struct verification *v = context;
     v->damage_count++;
-    cairn_ctl_progress_end(&v->progress);
+    ctl_progress_end(&v->progress);
     json_array_append_new(v->damages, json_string(what));
     fprintf(stderr, "cairn: %s\n", what);
 }
@@ -263,20 +260,19 @@ static int print_verify(const struct verification *v, const char *folder, uint64
     const char *state = is_good ? "good" : "damaged";
     const double read = ctl->quick ? 0.0 : ctl->subset > 0 ? ctl->subset : 1.0;
     if (ctl->json)
-        return cairn_ctl_print_json(json_pack("{s:s, s:s, s:I, s:f, s:s, s:O}", "path", folder,
-                                              "state", state, "bytes", (json_int_t)bytes, "read",
-                                              read, "signature", v->signature.text, "damages",
-                                              v->damages));
+        return ctl_print_json(json_pack("{s:s, s:s, s:I, s:f, s:s, s:O}", "path", folder, "state",
+                                        state, "bytes", (json_int_t)bytes, "read", read,
+                                        "signature", v->signature.text, "damages", v->damages));
     if (ctl->quiet) return 0;
-    cairn_ctl_line("snapshot", "%s", folder);
-    cairn_ctl_line("state", "%s", state);
-    cairn_ctl_line("size", "%s", cairn_ctl_bytes(bytes));
+    ctl_line("snapshot", "%s", folder);
+    ctl_line("state", "%s", state);
+    ctl_line("size", "%s", ctl_bytes(bytes));
     if (ctl->quick)
-        cairn_ctl_line("read", "manifest, sizes and headers");
+        ctl_line("read", "manifest, sizes and headers");
     else
-        cairn_ctl_line("read", "%g%% of the blocks", 100 * read);
-    cairn_ctl_line("signature", "%s", v->signature.text);
-    if (v->damage_count > 0) cairn_ctl_line("damaged", "in %zu places", v->damage_count);
+        ctl_line("read", "%g%% of the blocks", 100 * read);
+    ctl_line("signature", "%s", v->signature.text);
+    if (v->damage_count > 0) ctl_line("damaged", "in %zu places", v->damage_count);
     return 0;
 }
 
@@ -340,17 +336,17 @@ static int verify(struct verification *v, const char *folder, struct cairn_snaps
                                         .progress = on_progress,
                                         .damage = on_damage,
                                         .context = v };
-    cairn_ctl_progress_begin(&v->progress, v->ctl, "verified", bytes);
+    ctl_progress_begin(&v->progress, v->ctl, "verified", bytes);
     const cairn_status status = cairn_snapshot_verify(snapshot, &asked, &why);
-    cairn_ctl_progress_end(&v->progress);
+    ctl_progress_end(&v->progress);
     const bool is_damage = status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT;
-    if (status != CAIRN_OK && !is_damage) return cairn_ctl_fail(status, "%s", why.text);
+    if (status != CAIRN_OK && !is_damage) return ctl_fail(status, "%s", why.text);
     if (v->damage_count > 0) note_damage(folder, &snapshot->manifest);
     print_verify(v, folder, bytes, v->damage_count == 0);
     return v->damage_count == 0 ? 0 : cairn_status_exit((int)CAIRN_ERR_CHECKSUM);
 }
 
-int cairn_ctl_snapshot_verify(struct ctl *ctl)
+int ctl_snapshot_verify(struct ctl *ctl)
 {
     struct verification v = { .ctl = ctl };
     struct cairn_snapshot snapshot;
@@ -358,10 +354,10 @@ int cairn_ctl_snapshot_verify(struct ctl *ctl)
     char folder[PATH_MAX];
     bool has_ring = false;
     if (ctl->quick && ctl->subset > 0)
-        return cairn_ctl_usage_fail(ctl, "--quick reads no block: give it, or --read-data-subset");
-    int done = cairn_ctl_place_find(ctl, folder);
+        return ctl_usage_fail(ctl, "--quick reads no block: give it, or --read-data-subset");
+    int done = ctl_place_find(ctl, folder);
     if (done < 0) done = find_ring(ctl, &has_ring, &ring);
-    if (done < 0) done = cairn_ctl_place_open(folder, &snapshot);
+    if (done < 0) done = ctl_place_open(folder, &snapshot);
     if (done >= 0) return done;
     v.damages = json_array();
     cairn_sentence_set(&v.signature, "not checked (--key FILE does)");
@@ -391,9 +387,9 @@ static int print_list(const struct ctl *ctl, const Cairn__Keys *keys)
         json_t *list = json_array();
         for (size_t i = 0; i < keys->n_keys; i++)
             json_array_append_new(list, key_json(keys->keys[i]));
-        return cairn_ctl_print_json(json_pack("{s:o}", "keys", list));
+        return ctl_print_json(json_pack("{s:o}", "keys", list));
     }
-    struct ctl_table *table = cairn_ctl_table_open(headers, 4);
+    struct ctl_table *table = ctl_table_open(headers, 4);
     for (size_t i = 0; i < keys->n_keys; i++) {
         const Cairn__Key *key = keys->keys[i];
         const time_t seconds = (time_t)(key->since_unix_ms / 1000);
@@ -401,25 +397,25 @@ static int print_list(const struct ctl *ctl, const Cairn__Keys *keys)
         struct tm utc;
         if (gmtime_r(&seconds, &utc) != NULL)
             strftime(since, sizeof since, "%Y-%m-%dT%H:%M:%SZ", &utc);
-        cairn_ctl_table_cell(table, "%s", key->id);
-        cairn_ctl_table_cell(table, "%s",
-                             key->signs ? "this cluster's"
-                             : key->own ? "this cluster's, before"
-                                        : "another's");
-        cairn_ctl_table_cell(table, "%s", since);
-        cairn_ctl_table_cell(table, "%s", key->line);
+        ctl_table_cell(table, "%s", key->id);
+        ctl_table_cell(table, "%s",
+                       key->signs ? "this cluster's"
+                       : key->own ? "this cluster's, before"
+                                  : "another's");
+        ctl_table_cell(table, "%s", since);
+        ctl_table_cell(table, "%s", key->line);
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
     return 0;
 }
 
 static cairn_status ask(struct ctl *ctl, ProtobufCMessage **reply_out)
 {
     const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
-    return cairn_ctl_call(ctl, CAIRN_MSG_KEYS_GET, &get.base, CAIRN_MSG_KEYS, reply_out);
+    return ctl_call(ctl, CAIRN_MSG_KEYS_GET, &get.base, CAIRN_MSG_KEYS, reply_out);
 }
 
-int cairn_ctl_key_list(struct ctl *ctl)
+int ctl_key_list(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
     const cairn_status called = ask(ctl, &reply);
@@ -435,14 +431,14 @@ static int print_own(const struct ctl *ctl, const Cairn__Key *key)
     struct cairn_sentence why;
     char text[CAIRN_KEY_TEXT_BYTES];
     const cairn_status status = cairn_public_key_parse(key->line, &public_key, &why);
-    if (status != CAIRN_OK) return cairn_ctl_fail(status, "the coordinator's key: %s", why.text);
-    if (ctl->json) return cairn_ctl_print_json(key_json(key));
+    if (status != CAIRN_OK) return ctl_fail(status, "the coordinator's key: %s", why.text);
+    if (ctl->json) return ctl_print_json(key_json(key));
     cairn_public_key_text(&public_key, text);
     printf("%s%s", ctl->quiet ? key->line : text, ctl->quiet ? "\n" : "");
     return 0;
 }
 
-int cairn_ctl_key_show(struct ctl *ctl)
+int ctl_key_show(struct ctl *ctl)
 {
     ProtobufCMessage *reply;
     const cairn_status called = ask(ctl, &reply);
@@ -450,9 +446,9 @@ int cairn_ctl_key_show(struct ctl *ctl)
     const Cairn__Keys *keys = (const Cairn__Keys *)reply;
     size_t at = 0;
     while (at < keys->n_keys && !keys->keys[at]->signs) at++;
-    const int done = at < keys->n_keys ? print_own(ctl, keys->keys[at])
-                                       : cairn_ctl_fail(CAIRN_ERR_NOT_FOUND,
-                                                        "the coordinator names no key of its own");
+    const int done = at < keys->n_keys
+                         ? print_own(ctl, keys->keys[at])
+                         : ctl_fail(CAIRN_ERR_NOT_FOUND, "the coordinator names no key of its own");
     cairn_message_free(reply);
     return done;
 }
@@ -479,8 +475,7 @@ static int key_read(const char *given, struct cairn_public_key *out)
     const cairn_status status = is_read ? cairn_public_key_parse(text, out, &why)
                                         : CAIRN_ERR_MALFORMED;
     if (status == CAIRN_OK) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_INVALID, "%s is no file of a key, and no key: %s", given,
-                          why.text);
+    return ctl_fail(CAIRN_ERR_INVALID, "%s is no file of a key, and no key: %s", given, why.text);
 }
 
 /* The keys that the coordinator trusts. */
@@ -504,15 +499,15 @@ static int change(struct ctl *ctl, char *key, bool untrust)
     ProtobufCMessage *reply;
     trust.key = key;
     trust.untrust = untrust;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_KEY_TRUST, &trust.base,
-                                               CAIRN_MSG_KEYS, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_KEY_TRUST, &trust.base, CAIRN_MSG_KEYS,
+                                         &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const int done = ctl->quiet ? 0 : print_list(ctl, (const Cairn__Keys *)reply);
     cairn_message_free(reply);
     return done;
 }
 
-int cairn_ctl_key_trust(struct ctl *ctl)
+int ctl_key_trust(struct ctl *ctl)
 {
     char line[CAIRN_KEY_LINE_BYTES];
     struct cairn_public_key key;
@@ -522,7 +517,7 @@ int cairn_ctl_key_trust(struct ctl *ctl)
     return change(ctl, line, false);
 }
 
-int cairn_ctl_key_untrust(struct ctl *ctl)
+int ctl_key_untrust(struct ctl *ctl)
 {
     return change(ctl, ctl->argv[0], true);
 }

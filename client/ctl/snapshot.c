@@ -56,7 +56,7 @@ static void add_check(const Cairn__SnapshotStatus *s, struct cairn_sentence *out
                                             : "d");
 }
 
-json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *s)
+json_t *ctl_snapshot_json(const Cairn__SnapshotStatus *s)
 {
     json_t *tags = json_array();
     for (size_t i = 0; i < s->n_tags; i++) json_array_append_new(tags, json_string(s->tags[i]));
@@ -64,9 +64,9 @@ json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *s)
         "{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s, s:b, s:I, s:s, s:s}", "id", s->id,
         "job", s->job, "state", s->state, "path", s->path, "generation", (json_int_t)s->generation,
         "step", (json_int_t)s->step, "bytes", (json_int_t)s->bytes, "files", (int)s->files,
-        "shards", (int)s->shards, "content_root", cairn_ctl_hex(s->content_root), "created",
-        created(s), "periodic", (int)s->periodic, "nonfinite", (json_int_t)s->nonfinite,
-        "nonfinite_tensors", s->nonfinite_tensors, "signature", s->signature);
+        "shards", (int)s->shards, "content_root", ctl_hex(s->content_root), "created", created(s),
+        "periodic", (int)s->periodic, "nonfinite", (json_int_t)s->nonfinite, "nonfinite_tensors",
+        s->nonfinite_tensors, "signature", s->signature);
     json_object_set_new(object, "latest", json_boolean(s->latest));
     json_object_set_new(object, "tags", tags);
     json_object_set_new(object, "checked", json_string(time_text(s->checked_unix_ms)));
@@ -74,13 +74,13 @@ json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *s)
     return object;
 }
 
-void cairn_ctl_damaged_line(uint64_t nonfinite, const char *tensors)
+void ctl_damaged_line(uint64_t nonfinite, const char *tensors)
 {
-    cairn_ctl_line("damaged", "of %llu elements a result of the last update is not finite: %s",
-                   (unsigned long long)nonfinite, tensors);
+    ctl_line("damaged", "of %llu elements a result of the last update is not finite: %s",
+             (unsigned long long)nonfinite, tensors);
 }
 
-void cairn_ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
+void ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
 {
     if (s->nonfinite == 0)
         fprintf(stderr,
@@ -94,23 +94,21 @@ void cairn_ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
                 s->id, s->job, what, (unsigned long long)s->nonfinite, s->nonfinite_tensors);
 }
 
-void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *s)
+void ctl_snapshot_print(const Cairn__SnapshotStatus *s)
 {
-    cairn_ctl_line("snapshot", "%s", s->id);
-    cairn_ctl_line("job", "%s", s->job);
-    cairn_ctl_line("state", "%s", s->state);
-    cairn_ctl_line("version", "generation %llu, step %llu", (unsigned long long)s->generation,
-                   (unsigned long long)s->step);
+    ctl_line("snapshot", "%s", s->id);
+    ctl_line("job", "%s", s->job);
+    ctl_line("state", "%s", s->state);
+    ctl_line("version", "generation %llu, step %llu", (unsigned long long)s->generation,
+             (unsigned long long)s->step);
     if (s->files > 0)
-        cairn_ctl_line("size", "%s in %u files of %u shards", cairn_ctl_bytes(s->bytes), s->files,
-                       s->shards);
-    if (s->content_root.len > 0)
-        cairn_ctl_line("content root", "%s", cairn_ctl_hex(s->content_root));
-    if (s->created_unix_ms > 0) cairn_ctl_line("created", "%s", created(s));
-    if (s->periodic) cairn_ctl_line("periodic", "yes");
-    if (s->signature[0] != '\0') cairn_ctl_line("signature", "%s", s->signature);
-    if (s->nonfinite > 0) cairn_ctl_damaged_line(s->nonfinite, s->nonfinite_tensors);
-    if (s->path[0] != 0) cairn_ctl_line("path", "%s", s->path);
+        ctl_line("size", "%s in %u files of %u shards", ctl_bytes(s->bytes), s->files, s->shards);
+    if (s->content_root.len > 0) ctl_line("content root", "%s", ctl_hex(s->content_root));
+    if (s->created_unix_ms > 0) ctl_line("created", "%s", created(s));
+    if (s->periodic) ctl_line("periodic", "yes");
+    if (s->signature[0] != '\0') ctl_line("signature", "%s", s->signature);
+    if (s->nonfinite > 0) ctl_damaged_line(s->nonfinite, s->nonfinite_tensors);
+    if (s->path[0] != 0) ctl_line("path", "%s", s->path);
 }
 
 /* Sends the request and prints the one snapshot that comes back. */
@@ -118,22 +116,22 @@ static int call_and_print(struct ctl *ctl, uint16_t type, const ProtobufCMessage
 {
     ProtobufCMessage *reply;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
-    cairn_status called = cairn_ctl_call(ctl, type, message, CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    cairn_status called = ctl_call(ctl, type, message, CAIRN_MSG_SNAPSHOT_STATUS, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotStatus *snapshot = (const Cairn__SnapshotStatus *)reply;
     if (ctl->json)
-        cairn_ctl_print_json(cairn_ctl_snapshot_json(snapshot));
+        ctl_print_json(ctl_snapshot_json(snapshot));
     else if (ctl->quiet)
         printf("%s\n", snapshot->id);
     else
-        cairn_ctl_snapshot_print(snapshot);
+        ctl_snapshot_print(snapshot);
     if (type == CAIRN_MSG_SNAPSHOT_CREATE && snapshot->nonfinite > 0)
-        cairn_ctl_warn_damaged(snapshot, "is no good one");
+        ctl_warn_damaged(snapshot, "is no good one");
     cairn_message_free(reply);
     return 0;
 }
 
-int cairn_ctl_snapshot_create(struct ctl *ctl)
+int ctl_snapshot_create(struct ctl *ctl)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
     create.job = ctl->argv[0];
@@ -142,24 +140,24 @@ int cairn_ctl_snapshot_create(struct ctl *ctl)
     return call_and_print(ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
 }
 
-int cairn_ctl_snapshot_cancel(struct ctl *ctl)
+int ctl_snapshot_cancel(struct ctl *ctl)
 {
     Cairn__SnapshotCancel cancel = CAIRN__SNAPSHOT_CANCEL__INIT;
     ProtobufCMessage *reply;
     cancel.job = ctl->argv[0];
     if (ctl->argc == 2) cancel.id = ctl->argv[1];
     ctl->cut_of = cancel.job;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_CANCEL, &cancel.base,
-                                               CAIRN_MSG_SNAPSHOT_CANCELED, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_CANCEL, &cancel.base,
+                                         CAIRN_MSG_SNAPSHOT_CANCELED, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotCanceled *canceled = (const Cairn__SnapshotCanceled *)reply;
     const char *what = canceled->digest ? "digest" : "snapshot";
     if (ctl->json)
-        cairn_ctl_print_json(
+        ctl_print_json(
             json_pack("{s:s, s:s, s:s}", "job", canceled->job, "what", what, "id", canceled->id));
     else if (!ctl->quiet)
-        cairn_ctl_line("given up", "%s %s%sof job %s", what, canceled->id,
-                       canceled->id[0] != '\0' ? " " : "", canceled->job);
+        ctl_line("given up", "%s %s%sof job %s", what, canceled->id,
+                 canceled->id[0] != '\0' ? " " : "", canceled->job);
     cairn_message_free(reply);
     return 0;
 }
@@ -169,37 +167,37 @@ static void add_state(const Cairn__SnapshotStatus *s, struct cairn_sentence *out
 {
     cairn_sentence_set(out, "%s", s->state);
     if (s->total_bytes == 0) return;
-    cairn_sentence_add(out, ": %s of ", cairn_ctl_bytes(s->done_bytes));
-    cairn_sentence_add(out, "%s", cairn_ctl_bytes(s->total_bytes));
+    cairn_sentence_add(out, ": %s of ", ctl_bytes(s->done_bytes));
+    cairn_sentence_add(out, "%s", ctl_bytes(s->total_bytes));
     if (s->bytes_per_s > 0)
-        cairn_sentence_add(out, ", %s/s, %llu s left", cairn_ctl_bytes(s->bytes_per_s),
+        cairn_sentence_add(out, ", %s/s, %llu s left", ctl_bytes(s->bytes_per_s),
                            (unsigned long long)s->left_s);
 }
 
 static void add_row(struct ctl_table *table, const Cairn__SnapshotStatus *s, bool running)
 {
     struct cairn_sentence text;
-    cairn_ctl_table_cell(table, "%s", s->job);
-    cairn_ctl_table_cell(table, "%s", s->id[0] != '\0' ? s->id : "-");
-    cairn_ctl_table_cell(table, "%llu", (unsigned long long)s->generation);
-    cairn_ctl_table_cell(table, "%llu", (unsigned long long)s->step);
-    cairn_ctl_table_cell(table, "%s", running ? "-" : cairn_ctl_bytes(s->bytes));
-    cairn_ctl_table_cell(table, "%u", s->shards);
-    cairn_ctl_table_cell(table, "%s", s->created_unix_ms > 0 ? created(s) : "-");
-    cairn_ctl_table_cell(table, "%s", s->periodic ? "yes" : "no");
-    cairn_ctl_table_cell(table, "%s", s->nonfinite > 0 || s->check_failed ? "yes" : "no");
+    ctl_table_cell(table, "%s", s->job);
+    ctl_table_cell(table, "%s", s->id[0] != '\0' ? s->id : "-");
+    ctl_table_cell(table, "%llu", (unsigned long long)s->generation);
+    ctl_table_cell(table, "%llu", (unsigned long long)s->step);
+    ctl_table_cell(table, "%s", running ? "-" : ctl_bytes(s->bytes));
+    ctl_table_cell(table, "%u", s->shards);
+    ctl_table_cell(table, "%s", s->created_unix_ms > 0 ? created(s) : "-");
+    ctl_table_cell(table, "%s", s->periodic ? "yes" : "no");
+    ctl_table_cell(table, "%s", s->nonfinite > 0 || s->check_failed ? "yes" : "no");
     add_check(s, &text);
-    cairn_ctl_table_cell(table, "%s", running ? "-" : text.text);
+    ctl_table_cell(table, "%s", running ? "-" : text.text);
     add_names(s, &text);
-    cairn_ctl_table_cell(table, "%s", text.text);
+    ctl_table_cell(table, "%s", text.text);
     add_state(s, &text);
-    cairn_ctl_table_cell(table, "%s", text.text);
+    ctl_table_cell(table, "%s", text.text);
 }
 
 /* As of a committed one, and how far it is; null: nobody has told yet. */
 static json_t *running_json(const Cairn__SnapshotStatus *s)
 {
-    json_t *object = cairn_ctl_snapshot_json(s);
+    json_t *object = ctl_snapshot_json(s);
     const bool told = s->total_bytes > 0, rated = s->bytes_per_s > 0;
     json_object_set_new(object, "done_bytes",
                         told ? json_integer((json_int_t)s->done_bytes) : json_null());
@@ -216,13 +214,13 @@ static void print_list_json(const Cairn__SnapshotList *list)
 {
     json_t *snapshots = json_array(), *running = json_array();
     for (size_t i = 0; i < list->n_snapshots; i++)
-        json_array_append_new(snapshots, cairn_ctl_snapshot_json(list->snapshots[i]));
+        json_array_append_new(snapshots, ctl_snapshot_json(list->snapshots[i]));
     for (size_t i = 0; i < list->n_running; i++)
         json_array_append_new(running, running_json(list->running[i]));
-    cairn_ctl_print_json(json_pack("{s:o, s:o}", "snapshots", snapshots, "running", running));
+    ctl_print_json(json_pack("{s:o, s:o}", "snapshots", snapshots, "running", running));
 }
 
-int cairn_ctl_snapshot_list(struct ctl *ctl)
+int ctl_snapshot_list(struct ctl *ctl)
 {
     static const char *const headers[] = { "JOB",     "ID",      "GENERATION", "STEP",
                                            "SIZE",    "SHARDS",  "CREATED",    "PERIODIC",
@@ -230,8 +228,8 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     if (ctl->argc == 1) get.job = ctl->argv[0];
     ProtobufCMessage *reply;
-    cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
-                                         CAIRN_MSG_SNAPSHOT_LIST, &reply);
+    cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
+                                   CAIRN_MSG_SNAPSHOT_LIST, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
     if (ctl->json) {
@@ -239,13 +237,13 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
     } else if (ctl->quiet) { // ids that can be restored, verified, shown
         for (size_t i = 0; i < list->n_snapshots; i++) printf("%s\n", list->snapshots[i]->id);
     } else {
-        struct ctl_table *table = cairn_ctl_table_open(headers, 12);
+        struct ctl_table *table = ctl_table_open(headers, 12);
         for (size_t i = 0; i < list->n_running; i++) add_row(table, list->running[i], true);
         for (size_t i = 0; i < list->n_snapshots; i++) add_row(table, list->snapshots[i], false);
-        cairn_ctl_table_close(table, ctl);
+        ctl_table_close(table, ctl);
         for (size_t i = 0; i < list->n_snapshots; i++)
             if (list->snapshots[i]->check_failed)
-                cairn_ctl_warn_damaged(list->snapshots[i], "is no good one");
+                ctl_warn_damaged(list->snapshots[i], "is no good one");
     }
     if (list->unread[0] != '\0') fprintf(stderr, "cairn: not all are listed: %s\n", list->unread);
     cairn_message_free(reply);
@@ -292,8 +290,8 @@ static cairn_status on_piece(void *context, unsigned thread, const struct ctl_pi
     if (show->stats[thread] == NULL)
         show->stats[thread] = calloc(count, sizeof *show->stats[thread]);
     if (show->stats[thread] == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    cairn_ctl_stats_add(stats_at(show, thread, piece->tensor, (int)piece->plane), piece->elems,
-                        piece->elem_count);
+    ctl_stats_add(stats_at(show, thread, piece->tensor, (int)piece->plane), piece->elems,
+                  piece->elem_count);
     return CAIRN_OK;
 }
 
@@ -310,12 +308,12 @@ static cairn_status read_stats(const struct ctl *ctl, struct show *show, const c
                                      .on_piece = on_piece };
     show->stats[0] = calloc(count + 1, sizeof *show->stats[0]);
     if (show->stats[0] == NULL) return CAIRN_ERR_NO_MEMORY;
-    cairn_ctl_progress_begin(&progress, ctl, "read", cairn_ctl_sweep_bytes(&sweep));
+    ctl_progress_begin(&progress, ctl, "read", ctl_sweep_bytes(&sweep));
     const cairn_status status = cairn_ctl_sweep(&sweep, why);
-    cairn_ctl_progress_end(&progress);
+    ctl_progress_end(&progress);
     for (unsigned thread = 1; thread < CTL_SWEEP_THREADS_MAX; thread++)
         for (size_t i = 0; i < count && show->stats[thread] != NULL; i++)
-            cairn_ctl_stats_join(&show->stats[0][i], &show->stats[thread][i]);
+            ctl_stats_join(&show->stats[0][i], &show->stats[thread][i]);
     return status;
 }
 
@@ -326,8 +324,8 @@ static json_t *stats_json(const struct ctl_stats *s)
     return json_pack("{s:o, s:o, s:o, s:f, s:I}", "min",
                      s->finite > 0 ? json_real((double)s->min) : json_null(), "max",
                      s->finite > 0 ? json_real((double)s->max) : json_null(), "mean",
-                     s->finite > 0 ? json_real(cairn_ctl_stats_mean(s)) : json_null(), "l2",
-                     cairn_ctl_stats_norm(s), "nonfinite", (json_int_t)s->nonfinite);
+                     s->finite > 0 ? json_real(ctl_stats_mean(s)) : json_null(), "l2",
+                     ctl_stats_norm(s), "nonfinite", (json_int_t)s->nonfinite);
 }
 
 static json_t *tensor_json(const struct show *show, size_t tensor)
@@ -366,7 +364,7 @@ static json_t *tensors_json(const struct show *show)
 static void print_tensors(const struct ctl *ctl, const struct cairn_job_spec_data *spec)
 {
     static const char *const headers[] = { "TENSOR", "KIND", "DTYPE", "SHAPE", "PLANES" };
-    struct ctl_table *table = cairn_ctl_table_open(headers, 5);
+    struct ctl_table *table = ctl_table_open(headers, 5);
     char shape[CTL_SHAPE_BYTES];
     for (size_t i = 0; i < spec->tensor_count; i++) {
         const struct cairn_tensor_spec *t = &spec->tensors[i];
@@ -378,18 +376,16 @@ static void print_tensors(const struct ctl *ctl, const struct cairn_job_spec_dat
         if (t->alias_of != NULL)
             cairn_sentence_set(&planes, "%s %s", t->alias_box != NULL ? "a part of" : "as",
                                t->alias_of);
-        cairn_ctl_table_cell(table, "%s", t->name);
-        cairn_ctl_table_cell(table, "%s",
-                             t->alias_of != NULL
-                                 ? "alias"
-                                 : cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind));
-        cairn_ctl_table_cell(table, "%s",
-                             t->alias_of != NULL ? "" : cairn_dtype_name((int)t->master));
-        cairn_ctl_table_cell(table, "%s",
-                             t->alias_of != NULL ? "" : cairn_ctl_shape(&t->shape, shape));
-        cairn_ctl_table_cell(table, "%s", planes.text);
+        ctl_table_cell(table, "%s", t->name);
+        ctl_table_cell(table, "%s",
+                       t->alias_of != NULL
+                           ? "alias"
+                           : cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind));
+        ctl_table_cell(table, "%s", t->alias_of != NULL ? "" : cairn_dtype_name((int)t->master));
+        ctl_table_cell(table, "%s", t->alias_of != NULL ? "" : ctl_shape(&t->shape, shape));
+        ctl_table_cell(table, "%s", planes.text);
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
 static void print_stats_of(struct ctl_table *table, const struct show *show, size_t tensor,
@@ -397,36 +393,36 @@ static void print_stats_of(struct ctl_table *table, const struct show *show, siz
 {
     const struct cairn_tensor_spec *t = &show->spec->tensors[tensor];
     const struct ctl_stats *s = stats_at(show, 0, tensor, plane);
-    const double figures[] = { (double)s->min, (double)s->max, cairn_ctl_stats_mean(s),
-                               cairn_ctl_stats_norm(s) };
+    const double figures[] = { (double)s->min, (double)s->max, ctl_stats_mean(s),
+                               ctl_stats_norm(s) };
     char shape[CTL_SHAPE_BYTES];
-    cairn_ctl_table_cell(table, "%s", t->name);
-    cairn_ctl_table_cell(table, "%s", cairn_plane_name(plane));
-    cairn_ctl_table_cell(table, "%s", cairn_ctl_shape(&t->shape, shape));
+    ctl_table_cell(table, "%s", t->name);
+    ctl_table_cell(table, "%s", cairn_plane_name(plane));
+    ctl_table_cell(table, "%s", ctl_shape(&t->shape, shape));
     for (size_t f = 0; f < sizeof figures / sizeof *figures; f++) {
         if (s->finite > 0)
-            cairn_ctl_table_cell(table, "%.6g", figures[f]);
+            ctl_table_cell(table, "%.6g", figures[f]);
         else
-            cairn_ctl_table_cell(table, "-");
+            ctl_table_cell(table, "-");
     }
-    cairn_ctl_table_cell(table, "%llu", (unsigned long long)s->nonfinite);
+    ctl_table_cell(table, "%llu", (unsigned long long)s->nonfinite);
 }
 
 static void print_stats(const struct ctl *ctl, const struct show *show)
 {
     static const char *const headers[] = { "TENSOR", "PLANE", "SHAPE", "MIN",
                                            "MAX",    "MEAN",  "NORM",  "NONFINITE" };
-    struct ctl_table *table = cairn_ctl_table_open(headers, 8);
+    struct ctl_table *table = ctl_table_open(headers, 8);
     for (size_t i = 0; i < show->spec->tensor_count; i++)
         for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++)
             if (is_stored(show->spec, i, plane)) print_stats_of(table, show, i, plane);
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
 static void print(const struct ctl *ctl, const Cairn__SnapshotStatus *status,
                   const struct show *show)
 {
-    cairn_ctl_snapshot_print(status);
+    ctl_snapshot_print(status);
     if (show->spec == NULL) return;
     printf("\n");
     if (show->stats[0] != NULL)
@@ -437,9 +433,9 @@ static void print(const struct ctl *ctl, const Cairn__SnapshotStatus *status,
 
 static void print_json_show(const Cairn__SnapshotStatus *status, const struct show *show)
 {
-    json_t *object = cairn_ctl_snapshot_json(status);
+    json_t *object = ctl_snapshot_json(status);
     json_object_set_new(object, "tensors", show->spec != NULL ? tensors_json(show) : json_null());
-    cairn_ctl_print_json(object);
+    ctl_print_json(object);
 }
 
 /* ---- where it is told ---- */
@@ -491,7 +487,7 @@ static int show_stats(struct ctl *ctl, const char *folder, const Cairn__Snapshot
     struct cairn_snapshot snapshot;
     struct cairn_sentence why = { "" };
     struct show show = { .spec = &snapshot.manifest.spec };
-    int done = cairn_ctl_place_open(folder, &snapshot);
+    int done = ctl_place_open(folder, &snapshot);
     if (done >= 0) return done;
     const cairn_status status = read_stats(ctl, &show, folder, &snapshot, &why);
     if (status == CAIRN_OK)
@@ -525,25 +521,25 @@ static int show_folder(struct ctl *ctl, const char *folder, const Cairn__Snapsho
     return ctl->export.stats ? show_stats(ctl, folder, told) : show_tensors(ctl, folder, told);
 }
 
-int cairn_ctl_snapshot_show(struct ctl *ctl)
+int ctl_snapshot_show(struct ctl *ctl)
 {
     Cairn__SnapshotShow show = CAIRN__SNAPSHOT_SHOW__INIT;
     ProtobufCMessage *reply;
     char folder[PATH_MAX], latest[CAIRN_SNAPSHOT_ID_BYTES];
     if (ctl->path != NULL || ctl->argc != 2) {
-        const int found = cairn_ctl_place_find(ctl, folder);
+        const int found = ctl_place_find(ctl, folder);
         return found >= 0 ? found : show_folder(ctl, folder, NULL);
     }
     show.job = ctl->argv[0];
     show.id = ctl->argv[1];
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
     if (strcmp(show.id, "latest") == 0) {
-        const int found = cairn_ctl_snapshot_latest(ctl, show.job, latest);
+        const int found = ctl_snapshot_latest(ctl, show.job, latest);
         if (found >= 0) return found;
         show.id = latest;
     }
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base,
-                                               CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base,
+                                         CAIRN_MSG_SNAPSHOT_STATUS, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotStatus *told = (const Cairn__SnapshotStatus *)reply;
     const int done = show_folder(ctl, told->path, told);
@@ -553,52 +549,52 @@ int cairn_ctl_snapshot_show(struct ctl *ctl)
 
 /* ==== place ==== */
 
-int cairn_ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
-                        char folder_out[static PATH_MAX])
+int ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
+                  char folder_out[static PATH_MAX])
 {
     Cairn__SnapshotShow show = CAIRN__SNAPSHOT_SHOW__INIT;
     ProtobufCMessage *reply;
     char latest[CAIRN_SNAPSHOT_ID_BYTES];
     if (strcmp(id, "latest") == 0) {
-        const int done = cairn_ctl_snapshot_latest(ctl, job, latest);
+        const int done = ctl_snapshot_latest(ctl, job, latest);
         if (done >= 0) return done;
         id = latest;
     }
     show.job = (char *)(uintptr_t)job;
     show.id = (char *)(uintptr_t)id;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base,
-                                               CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base,
+                                         CAIRN_MSG_SNAPSHOT_STATUS, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const char *path = ((const Cairn__SnapshotStatus *)reply)->path;
     const int length = snprintf(folder_out, PATH_MAX, "%s", path);
     cairn_message_free(reply);
     if (length > 0 && length < PATH_MAX) return -1;
-    return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND, "the coordinator does not say where %s of job %s is",
-                          id, job);
+    return ctl_fail(CAIRN_ERR_NOT_FOUND, "the coordinator does not say where %s of job %s is", id,
+                    job);
 }
 
-int cairn_ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX])
+int ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX])
 {
     if (ctl->path != NULL && ctl->path_before == NULL && ctl->argc == 0)
-        return cairn_ctl_absolute("--path", ctl->path, folder_out);
+        return ctl_absolute("--path", ctl->path, folder_out);
     if (ctl->path == NULL && ctl->argc == 2)
-        return cairn_ctl_place_ask(ctl, ctl->argv[0], ctl->argv[1], folder_out);
-    return cairn_ctl_usage_fail(ctl, "cairn %s needs JOB ID, or --path FOLDER", ctl->words);
+        return ctl_place_ask(ctl, ctl->argv[0], ctl->argv[1], folder_out);
+    return ctl_usage_fail(ctl, "cairn %s needs JOB ID, or --path FOLDER", ctl->words);
 }
 
 /* Says what was wrong with the folder, and returns the exit status. */
 static int place_fail(const char *folder, cairn_status status, const struct cairn_sentence *why)
 {
     if (status == CAIRN_ERR_NOT_FOUND)
-        return cairn_ctl_fail(status,
-                              "%s; this command reads the folder itself: is it to be seen from "
-                              "this host, or under another path (--path FOLDER)?",
-                              why->text);
-    return cairn_ctl_fail(status, "%s: %s", folder,
-                          why->text[0] != '\0' ? why->text : cairn_status_text((int)status));
+        return ctl_fail(status,
+                        "%s; this command reads the folder itself: is it to be seen from "
+                        "this host, or under another path (--path FOLDER)?",
+                        why->text);
+    return ctl_fail(status, "%s: %s", folder,
+                    why->text[0] != '\0' ? why->text : cairn_status_text((int)status));
 }
 
-int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out)
+int ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out)
 {
     struct cairn_sentence why = { "" };
     const cairn_status status = cairn_snapshot_open(folder, snapshot_out, &why);
@@ -642,51 +638,51 @@ static json_t *advice_json(const Cairn__SnapshotAdvice *a, const char *line)
 static void print_assumed(const Cairn__SnapshotAdvice *a)
 {
     if (a->measured > 0)
-        cairn_ctl_line("cost", "%.3f s of training a snapshot, which takes %.3f s (median of %u)",
-                       (double)a->cost_us * 1e-6, (double)a->write_us * 1e-6, a->measured);
+        ctl_line("cost", "%.3f s of training a snapshot, which takes %.3f s (median of %u)",
+                 (double)a->cost_us * 1e-6, (double)a->write_us * 1e-6, a->measured);
     else
-        cairn_ctl_line("cost", "not measured yet");
-    if (a->step_us > 0) cairn_ctl_line("step", "%.6f s", (double)a->step_us * 1e-6);
-    cairn_ctl_line("faults", "%llu of shards, %llu of workers, in %llu s",
-                   (unsigned long long)a->shard_faults, (unsigned long long)a->worker_faults,
-                   (unsigned long long)a->observed_s);
+        ctl_line("cost", "not measured yet");
+    if (a->step_us > 0) ctl_line("step", "%.6f s", (double)a->step_us * 1e-6);
+    ctl_line("faults", "%llu of shards, %llu of workers, in %llu s",
+             (unsigned long long)a->shard_faults, (unsigned long long)a->worker_faults,
+             (unsigned long long)a->observed_s);
     if (a->mtbf_s > 0)
-        cairn_ctl_line("between faults", "%llu s (%s)", (unsigned long long)a->mtbf_s,
-                       a->mtbf_given ? "given" : "seen");
+        ctl_line("between faults", "%llu s (%s)", (unsigned long long)a->mtbf_s,
+                 a->mtbf_given ? "given" : "seen");
 }
 
 static void print_table_advise(const Cairn__SnapshotAdvice *a, const char *line)
 {
-    cairn_ctl_line("job", "%s", a->job);
+    ctl_line("job", "%s", a->job);
     print_assumed(a);
     if (a->interval_s == 0) {
-        cairn_ctl_line("advice", "none: %s", a->note);
+        ctl_line("advice", "none: %s", a->note);
         return;
     }
     if (a->interval_steps > 0)
-        cairn_ctl_line("advice", "every %llu s, that is %llu steps",
-                       (unsigned long long)a->interval_s, (unsigned long long)a->interval_steps);
+        ctl_line("advice", "every %llu s, that is %llu steps", (unsigned long long)a->interval_s,
+                 (unsigned long long)a->interval_steps);
     else
-        cairn_ctl_line("advice", "every %llu s", (unsigned long long)a->interval_s);
-    if (a->note[0] != '\0') cairn_ctl_line("note", "%s", a->note);
-    cairn_ctl_line("set it by", "%s", line);
+        ctl_line("advice", "every %llu s", (unsigned long long)a->interval_s);
+    if (a->note[0] != '\0') ctl_line("note", "%s", a->note);
+    ctl_line("set it by", "%s", line);
 }
 
-int cairn_ctl_snapshot_advise(struct ctl *ctl)
+int ctl_snapshot_advise(struct ctl *ctl)
 {
     Cairn__SnapshotAdvise ask = CAIRN__SNAPSHOT_ADVISE__INIT;
     ProtobufCMessage *reply;
     char line[CAIRN_NAME_MAX + 64];
     ask.job = ctl->argv[0];
     ask.mtbf_s = ctl->mtbf_s;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_ADVISE, &ask.base,
-                                               CAIRN_MSG_SNAPSHOT_ADVICE, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_ADVISE, &ask.base,
+                                         CAIRN_MSG_SNAPSHOT_ADVICE, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotAdvice *advice = (const Cairn__SnapshotAdvice *)reply;
     snprintf(line, sizeof line, "cairn job amend %s --snapshot-every %llus", advice->job,
              (unsigned long long)advice->interval_s);
     if (ctl->json)
-        cairn_ctl_print_json(advice_json(advice, line));
+        ctl_print_json(advice_json(advice, line));
     else
         print_table_advise(advice, line);
     cairn_message_free(reply);
@@ -710,29 +706,29 @@ static void print_json_prune(const struct ctl *ctl, const Cairn__SnapshotPruned 
     json_t *fates = json_array();
     for (size_t i = 0; i < pruned->n_fates; i++)
         json_array_append_new(fates, fate_json(pruned->fates[i]));
-    cairn_ctl_print_json(json_pack("{s:s, s:b, s:o}", "job", ctl->argv[0], "dry_run",
-                                   (int)ctl->rules.dry_run, "snapshots", fates));
+    ctl_print_json(json_pack("{s:s, s:b, s:o}", "job", ctl->argv[0], "dry_run",
+                             (int)ctl->rules.dry_run, "snapshots", fates));
 }
 
 static void print_table_prune(const struct ctl *ctl, const Cairn__SnapshotPruned *pruned)
 {
     static const char *const headers[] = { "ID", "STEP", "SIZE", "FATE", "REASON" };
-    struct ctl_table *table = cairn_ctl_table_open(headers, 5);
+    struct ctl_table *table = ctl_table_open(headers, 5);
     for (size_t i = 0; i < pruned->n_fates; i++) {
         const Cairn__SnapshotFate *fate = pruned->fates[i];
-        cairn_ctl_table_cell(table, "%s", fate->id);
-        cairn_ctl_table_cell(table, "%llu", (unsigned long long)fate->step);
-        cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(fate->bytes));
-        cairn_ctl_table_cell(table, "%s",
-                             !fate->goes          ? "stays"
-                             : ctl->rules.dry_run ? "would go"
-                                                  : "goes");
-        cairn_ctl_table_cell(table, "%s", fate->reason);
+        ctl_table_cell(table, "%s", fate->id);
+        ctl_table_cell(table, "%llu", (unsigned long long)fate->step);
+        ctl_table_cell(table, "%s", ctl_bytes(fate->bytes));
+        ctl_table_cell(table, "%s",
+                       !fate->goes          ? "stays"
+                       : ctl->rules.dry_run ? "would go"
+                                            : "goes");
+        ctl_table_cell(table, "%s", fate->reason);
     }
-    cairn_ctl_table_close(table, ctl);
+    ctl_table_close(table, ctl);
 }
 
-int cairn_ctl_snapshot_prune(struct ctl *ctl)
+int ctl_snapshot_prune(struct ctl *ctl)
 {
     const struct ctl_rules *rules = &ctl->rules;
     Cairn__SnapshotPrune prune = CAIRN__SNAPSHOT_PRUNE__INIT;
@@ -746,8 +742,8 @@ int cairn_ctl_snapshot_prune(struct ctl *ctl)
     prune.keep_within_s = rules->keep_within_s;
     prune.max_bytes = rules->max_bytes;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_PRUNE, &prune.base,
-                                               CAIRN_MSG_SNAPSHOT_PRUNED, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_PRUNE, &prune.base,
+                                         CAIRN_MSG_SNAPSHOT_PRUNED, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotPruned *pruned = (const Cairn__SnapshotPruned *)reply;
     if (ctl->json) {
@@ -762,7 +758,7 @@ int cairn_ctl_snapshot_prune(struct ctl *ctl)
     return 0;
 }
 
-int cairn_ctl_snapshot_tag(struct ctl *ctl)
+int ctl_snapshot_tag(struct ctl *ctl)
 {
     Cairn__SnapshotTag tag = CAIRN__SNAPSHOT_TAG__INIT;
     ProtobufCMessage *reply;
@@ -770,16 +766,16 @@ int cairn_ctl_snapshot_tag(struct ctl *ctl)
     tag.id = ctl->argv[1];
     tag.name = ctl->argv[2];
     tag.remove = ctl->deletes;
-    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_TAG, &tag.base,
-                                               CAIRN_MSG_SNAPSHOT_TAGGED, &reply);
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_TAG, &tag.base,
+                                         CAIRN_MSG_SNAPSHOT_TAGGED, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotTagged *tagged = (const Cairn__SnapshotTagged *)reply;
     if (ctl->json)
-        cairn_ctl_print_json(json_pack("{s:s, s:s, s:s, s:b}", "job", tagged->job, "id", tagged->id,
-                                       "tag", tagged->name, "deleted", (int)ctl->deletes));
+        ctl_print_json(json_pack("{s:s, s:s, s:s, s:b}", "job", tagged->job, "id", tagged->id,
+                                 "tag", tagged->name, "deleted", (int)ctl->deletes));
     else if (!ctl->quiet)
-        cairn_ctl_line(ctl->deletes ? "tag off" : "tagged", "%s of job %s: %s", tagged->id,
-                       tagged->job, tagged->name);
+        ctl_line(ctl->deletes ? "tag off" : "tagged", "%s of job %s: %s", tagged->id, tagged->job,
+                 tagged->name);
     cairn_message_free(reply);
     return 0;
 }
@@ -821,25 +817,25 @@ static void print_periodic(const Cairn__JobSpec *s)
                           s->snapshot_keep_within_s > 0;
     cairn_sentence_add(&text, "%s are kept", has_rule ? "" : ", all");
     if (s->snapshot_max_bytes > 0)
-        cairn_sentence_add(&text, ", at most %s of all", cairn_ctl_bytes(s->snapshot_max_bytes));
-    cairn_ctl_line("snapshots", "%s", text.text);
+        cairn_sentence_add(&text, ", at most %s of all", ctl_bytes(s->snapshot_max_bytes));
+    ctl_line("snapshots", "%s", text.text);
 }
 
-void cairn_ctl_rules_print(const Cairn__JobSpec *s)
+void ctl_rules_print(const Cairn__JobSpec *s)
 {
     struct cairn_sentence text = { "" };
     if (s->snapshot_every > 0 || s->snapshot_every_s > 0) print_periodic(s);
-    cairn_ctl_line("staging", "%s",
-                   cairn_capability_name(CAIRN_CAPABILITY_STAGING, (int)s->snapshot_staging));
+    ctl_line("staging", "%s",
+             cairn_capability_name(CAIRN_CAPABILITY_STAGING, (int)s->snapshot_staging));
     if (s->snapshot_durable_within_s > 0) {
         add_time(&text, s->snapshot_durable_within_s);
-        cairn_ctl_line("durable within", "%s", text.text);
+        ctl_line("durable within", "%s", text.text);
         text.text[0] = '\0';
     }
     if (s->snapshot_scrub_every_s > 0) {
         add_time(&text, s->snapshot_scrub_every_s);
-        cairn_ctl_line("scrubbed every", "%s", text.text);
+        ctl_line("scrubbed every", "%s", text.text);
     }
     if (s->snapshot_fallback)
-        cairn_ctl_line("fallback", "a damaged snapshot: the newest good one before it");
+        ctl_line("fallback", "a damaged snapshot: the newest good one before it");
 }

@@ -43,8 +43,8 @@ struct ctl_buffer {
 /* Gives *out, malloc'd: one entry for each tensor of the snapshot's spec. A blob stays a blob if
  * the list gives it another size than it has, or a kind that the table does not have.
  * CAIRN_ERR_NO_MEMORY, and the errors of cairn_snapshot_read. */
-cairn_status cairn_ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer **out,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer **out,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== torch file ==== */
 
@@ -84,25 +84,24 @@ struct ctl_torch_wish {
 };
 
 /* True: the entry is text, not a plane. */
-bool cairn_ctl_torch_is_text(const struct cairn_safetensors_entry *entry);
+bool ctl_torch_is_text(const struct cairn_safetensors_entry *entry);
 /* Adds all entries to an empty file, whose path is set. The manifest must outlive the plan.
  * CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to write. */
-cairn_status cairn_ctl_torch_plan(const struct cairn_manifest *manifest,
-                                  const struct ctl_torch_wish *wish,
-                                  struct cairn_snapshot_file *file,
-                                  struct ctl_torch_file **out) CAIRN_MUST_CHECK;
+cairn_status ctl_torch_plan(const struct cairn_manifest *manifest,
+                            const struct ctl_torch_wish *wish, struct cairn_snapshot_file *file,
+                            struct ctl_torch_file **out) CAIRN_MUST_CHECK;
 /* The same for a folder: plans its one file, and gives the bytes of .metadata, malloc'd. */
-cairn_status cairn_ctl_torch_folder_plan(const struct cairn_manifest *manifest,
-                                         const struct ctl_torch_wish *wish,
-                                         struct cairn_snapshot_file *file,
-                                         struct ctl_torch_file **out, char **metadata_out,
-                                         size_t *metadata_bytes_out) CAIRN_MUST_CHECK;
+cairn_status ctl_torch_folder_plan(const struct cairn_manifest *manifest,
+                                   const struct ctl_torch_wish *wish,
+                                   struct cairn_snapshot_file *file, struct ctl_torch_file **out,
+                                   char **metadata_out,
+                                   size_t *metadata_bytes_out) CAIRN_MUST_CHECK;
 /* Bytes [first, first + count) of the text. All planes before it were passed. */
-void cairn_ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t count, void *to);
+void ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t count, void *to);
 /* The next bytes of this entry, which is a plane: in order, each once. */
-void cairn_ctl_torch_pass(struct ctl_torch_file *t, const struct cairn_safetensors_entry *entry,
-                          const void *from, uint64_t bytes);
-void cairn_ctl_torch_free(struct ctl_torch_file *t);
+void ctl_torch_pass(struct ctl_torch_file *t, const struct cairn_safetensors_entry *entry,
+                    const void *from, uint64_t bytes);
+void ctl_torch_free(struct ctl_torch_file *t);
 
 /* ==== torch parts ==== */
 
@@ -160,18 +159,17 @@ struct ctl_torch_option {
 /* All functions: -1: go on; else the exit status, and what is wrong was said. */
 
 /* The id of the job's newest snapshot that is not damaged. */
-int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
-                              char id_out[CAIRN_SNAPSHOT_ID_BYTES]);
+int ctl_snapshot_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAPSHOT_ID_BYTES]);
 /* The folder of the job's snapshot of that id, or "latest". */
-int cairn_ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
-                        char folder_out[static PATH_MAX]);
+int ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
+                  char folder_out[static PATH_MAX]);
 /* Finds the folder that the command line names, by its two arguments or by --path. Anything else is
  * a usage error. */
-int cairn_ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX]);
+int ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX]);
 
 /* Opens the snapshot (headers only); the caller closes it. If the folder cannot be seen from this
  * host, the sentence says so. */
-int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out);
+int ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out);
 
 /* ---- restore.c: whose signatures are judged ---- */
 struct cairn_public_key;
@@ -182,7 +180,7 @@ struct cairn_key_ring;
 /* fp32 as bf16, rounded as the servers' kernels do it (tested): to nearest, ties to even; what is too large
  * is infinite; NaN stays one, and is always the same. Pure. */
 
-static inline uint16_t cairn_ctl_bf16(float x)
+static inline uint16_t ctl_bf16(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -190,9 +188,9 @@ static inline uint16_t cairn_ctl_bf16(float x)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
 
-static inline void cairn_ctl_round_bf16(const float *from, uint16_t *to, size_t count)
+static inline void ctl_round_bf16(const float *from, uint16_t *to, size_t count)
 {
-    for (size_t i = 0; i < count; i++) to[i] = cairn_ctl_bf16(from[i]);
+    for (size_t i = 0; i < count; i++) to[i] = ctl_bf16(from[i]);
 }
 
 /* ==== stats ==== */
@@ -203,7 +201,7 @@ static inline void cairn_ctl_round_bf16(const float *from, uint16_t *to, size_t 
 struct ctl_sum {
     double sum, rest;
 };
-static inline double cairn_ctl_sum_of(const struct ctl_sum *s)
+static inline double ctl_sum_of(const struct ctl_sum *s)
 {
     return s->sum + s->rest;
 }
@@ -214,12 +212,12 @@ struct ctl_stats {
     float min, max;             /* where finite is above 0 */
     struct ctl_sum sum, squares;
 };
-void cairn_ctl_stats_add(struct ctl_stats *stats, const float *elems, size_t count);
+void ctl_stats_add(struct ctl_stats *stats, const float *elems, size_t count);
 /* Adds all that `more` has. */
-void cairn_ctl_stats_join(struct ctl_stats *stats, const struct ctl_stats *more);
+void ctl_stats_join(struct ctl_stats *stats, const struct ctl_stats *more);
 /* Mean and norm of the finite elements; 0 if there are none. */
-double cairn_ctl_stats_mean(const struct ctl_stats *stats);
-double cairn_ctl_stats_norm(const struct ctl_stats *stats); /* L2 */
+double ctl_stats_mean(const struct ctl_stats *stats);
+double ctl_stats_norm(const struct ctl_stats *stats); /* L2 */
 
 /* How elements b differ from elements a of the same place. Zeroed: of none. */
 struct ctl_difference {
@@ -229,11 +227,11 @@ struct ctl_difference {
     double max;      /* of |b - a| */
     struct ctl_sum squares, squares_a; /* of b - a; of a, where both are finite */
 };
-void cairn_ctl_difference_add(struct ctl_difference *difference, uint64_t first_elem,
-                              const float *a, const float *b, size_t count);
+void ctl_difference_add(struct ctl_difference *difference, uint64_t first_elem, const float *a,
+                        const float *b, size_t count);
 
 /* |b - a| / |a| in the L2 norm; infinite if a is 0 and b is not, 0 if they are the same. */
-double cairn_ctl_difference_relative(const struct ctl_difference *difference);
+double ctl_difference_relative(const struct ctl_difference *difference);
 
 /* ==== sweep ==== */
 
@@ -267,7 +265,7 @@ struct ctl_sweep {
 cairn_status cairn_ctl_sweep(const struct ctl_sweep *sweep,
                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* How many bytes the sweep would read. */
-uint64_t cairn_ctl_sweep_bytes(const struct ctl_sweep *sweep);
+uint64_t ctl_sweep_bytes(const struct ctl_sweep *sweep);
 
 /* ==== text ==== */
 
@@ -275,8 +273,8 @@ uint64_t cairn_ctl_sweep_bytes(const struct ctl_sweep *sweep);
 
 /* "[512, 784]", into `out`, which is returned. */
 #define CTL_SHAPE_BYTES (CAIRN_RANK_MAX * 22 + 3)
-static inline const char *cairn_ctl_shape(const struct cairn_shape *shape,
-                                          char out[static CTL_SHAPE_BYTES])
+static inline const char *ctl_shape(const struct cairn_shape *shape,
+                                    char out[static CTL_SHAPE_BYTES])
 {
     size_t used = (size_t)snprintf(out, CTL_SHAPE_BYTES, "[");
     for (uint32_t d = 0; d < shape->rank && used < CTL_SHAPE_BYTES; d++)
@@ -341,11 +339,11 @@ struct ctl_made_folder {
 
 /* CAIRN_ERR_EXISTS: DIR is there. CAIRN_ERR_BUSY: another one writes it. CAIRN_ERR_REFUSED: DIR.tmp is
  * there, and has what an export does not write. CAIRN_ERR_IO, CAIRN_ERR_NO_SPACE. */
-cairn_status cairn_ctl_made_folder_begin(const char *path, struct ctl_made_folder *out,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status ctl_made_folder_begin(const char *path, struct ctl_made_folder *out,
+                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* `status` is that of the writing, whose files are durable: DIR is there, durably, or DIR.tmp is gone. Closes
  * it. */
-cairn_status cairn_ctl_made_folder_end(struct ctl_made_folder *folder, cairn_status status,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status ctl_made_folder_end(struct ctl_made_folder *folder, cairn_status status,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 #endif

@@ -189,9 +189,9 @@ static void say_all(struct planning_file *p)
     put_text(t, "u.");
 }
 
-cairn_status cairn_ctl_torch_plan(const struct cairn_manifest *manifest,
-                                  const struct ctl_torch_wish *wish,
-                                  struct cairn_snapshot_file *file, struct ctl_torch_file **out)
+cairn_status ctl_torch_plan(const struct cairn_manifest *manifest,
+                            const struct ctl_torch_wish *wish, struct cairn_snapshot_file *file,
+                            struct ctl_torch_file **out)
 {
     const struct cairn_job_spec_data *spec = &manifest->spec;
     struct ctl_torch_file *t = calloc(1, sizeof *t);
@@ -215,11 +215,11 @@ cairn_status cairn_ctl_torch_plan(const struct cairn_manifest *manifest,
     if (status == CAIRN_OK)
         *out = t;
     else
-        cairn_ctl_torch_free(t);
+        ctl_torch_free(t);
     return status;
 }
 
-void cairn_ctl_torch_free(struct ctl_torch_file *t)
+void ctl_torch_free(struct ctl_torch_file *t)
 {
     if (t == NULL) return;
     free(t->text);
@@ -235,12 +235,12 @@ void cairn_ctl_torch_free(struct ctl_torch_file *t)
 #define PLANE_TEXT CAIRN_PLANE_COUNT
 #define ALIGN      64 // where a tensor begins, as torch has it
 
-bool cairn_ctl_torch_is_text(const struct cairn_safetensors_entry *entry)
+bool ctl_torch_is_text(const struct cairn_safetensors_entry *entry)
 {
     return entry->plane == PLANE_TEXT;
 }
 
-void cairn_ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t count, void *to)
+void ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t count, void *to)
 {
     memcpy(to, t->text + first, count);
 }
@@ -454,8 +454,8 @@ static void torch_pack(struct ctl_torch_file *t, struct cairn_snapshot_file *fil
     free(pickle);
 }
 
-void cairn_ctl_torch_pass(struct ctl_torch_file *t, const struct cairn_safetensors_entry *entry,
-                          const void *from, uint64_t bytes)
+void ctl_torch_pass(struct ctl_torch_file *t, const struct cairn_safetensors_entry *entry,
+                    const void *from, uint64_t bytes)
 {
     struct ctl_torch_member *m = &t->members[entry->box.start[0]];
     m->sum = (uint32_t)crc32_z(m->sum, from, bytes);
@@ -787,11 +787,10 @@ static uint8_t *metadata_of(struct planning_folder *p, size_t *bytes_out)
     return torch_take_text(t, from, bytes_out);
 }
 
-cairn_status cairn_ctl_torch_folder_plan(const struct cairn_manifest *manifest,
-                                         const struct ctl_torch_wish *wish,
-                                         struct cairn_snapshot_file *file,
-                                         struct ctl_torch_file **out, char **metadata_out,
-                                         size_t *metadata_bytes_out)
+cairn_status ctl_torch_folder_plan(const struct cairn_manifest *manifest,
+                                   const struct ctl_torch_wish *wish,
+                                   struct cairn_snapshot_file *file, struct ctl_torch_file **out,
+                                   char **metadata_out, size_t *metadata_bytes_out)
 {
     const struct cairn_job_spec_data *spec = &manifest->spec;
     struct ctl_torch_file *t = calloc(1, sizeof *t);
@@ -819,7 +818,7 @@ cairn_status cairn_ctl_torch_folder_plan(const struct cairn_manifest *manifest,
         *metadata_out = (char *)metadata;
     } else {
         free(metadata);
-        cairn_ctl_torch_free(t);
+        ctl_torch_free(t);
     }
     return status;
 }

@@ -17,8 +17,8 @@ static cairn_status config_value_store(const struct cairn_option *option, const 
 static void config_value_describe(const struct cairn_option *option, char *text_out,
                                   size_t text_bytes);
 
-void cairn_config_init(struct cairn_config *config, const struct cairn_option *options,
-                       size_t option_count, void *values)
+void config_init(struct config *config, const struct cairn_option *options, size_t option_count,
+                 void *values)
 {
     assert(option_count <= CAIRN_CONFIG_OPTIONS_MAX);
     memset(config, 0, sizeof *config);
@@ -34,7 +34,7 @@ void cairn_config_init(struct cairn_config *config, const struct cairn_option *o
     }
 }
 
-void cairn_config_release(struct cairn_config *config)
+void config_release(struct config *config)
 {
     for (size_t i = 0; i < config->option_count; i++) {
         const struct cairn_option *option = &config->options[i];
@@ -45,7 +45,7 @@ void cairn_config_release(struct cairn_config *config)
     }
 }
 
-static const struct cairn_option *find(const struct cairn_config *config, const char *section,
+static const struct cairn_option *find(const struct config *config, const char *section,
                                        const char *key)
 {
     for (size_t i = 0; i < config->option_count; i++)
@@ -56,12 +56,12 @@ static const struct cairn_option *find(const struct cairn_config *config, const 
 }
 
 // Rows of a section stand together: a section begins where the name differs from the row before.
-static bool begins_section(const struct cairn_config *config, size_t i)
+static bool begins_section(const struct config *config, size_t i)
 {
     return i == 0 || strcmp(config->options[i].section, config->options[i - 1].section) != 0;
 }
 
-static cairn_status refuse_unknown(const struct cairn_config *config, const char *section,
+static cairn_status refuse_unknown(const struct config *config, const char *section,
                                    const char *key, struct cairn_sentence *why)
 {
     bool section_known = false;
@@ -84,7 +84,7 @@ static cairn_status refuse_unknown(const struct cairn_config *config, const char
 }
 
 // `line`: of the file, or GIVEN_BY_LINE, which overrides and may be said again.
-static cairn_status assign(struct cairn_config *config, const char *section, const char *key,
+static cairn_status assign(struct config *config, const char *section, const char *key,
                            const char *text, int line, struct cairn_sentence *why)
 {
     const struct cairn_option *option = find(config, section, key);
@@ -101,7 +101,7 @@ static cairn_status assign(struct cairn_config *config, const char *section, con
 
 // A file being read. inih does not tell lines, so they are counted where it asks for them.
 struct reading {
-    struct cairn_config *config;
+    struct config *config;
     FILE *file;
     char *text; /* [text_bytes], getline's */
     size_t text_bytes;
@@ -155,7 +155,7 @@ static int parse(struct reading *reading)
     return ini_parse_stream(on_line_wanted, reading, on_value, reading);
 }
 
-static cairn_status read_file(struct cairn_config *config, FILE *file, const char *path,
+static cairn_status read_file(struct config *config, FILE *file, const char *path,
                               struct cairn_sentence *why)
 {
     struct reading reading = { .config = config, .file = file };
@@ -175,8 +175,7 @@ static cairn_status read_file(struct cairn_config *config, FILE *file, const cha
     return CAIRN_OK;
 }
 
-cairn_status cairn_config_read(struct cairn_config *config, const char *path,
-                               struct cairn_sentence *why)
+cairn_status config_read(struct config *config, const char *path, struct cairn_sentence *why)
 {
     FILE *file = fopen(path, "re");
     if (file == NULL)
@@ -187,8 +186,7 @@ cairn_status cairn_config_read(struct cairn_config *config, const char *path,
     return status;
 }
 
-cairn_status cairn_config_set(struct cairn_config *config, const char *assignment,
-                              struct cairn_sentence *why)
+cairn_status config_set(struct config *config, const char *assignment, struct cairn_sentence *why)
 {
     char section[64];
     char key[64];
@@ -205,7 +203,7 @@ cairn_status cairn_config_set(struct cairn_config *config, const char *assignmen
     return status;
 }
 
-cairn_status cairn_config_finish(const struct cairn_config *config, struct cairn_sentence *why)
+cairn_status config_finish(const struct config *config, struct cairn_sentence *why)
 {
     for (size_t i = 0; i < config->option_count; i++) {
         const struct cairn_option *option = &config->options[i];
@@ -217,7 +215,7 @@ cairn_status cairn_config_finish(const struct cairn_config *config, struct cairn
     return CAIRN_OK;
 }
 
-void cairn_config_print(const struct cairn_config *config, FILE *out)
+void config_print(const struct config *config, FILE *out)
 {
     for (size_t i = 0; i < config->option_count; i++) {
         const struct cairn_option *option = &config->options[i];
@@ -247,20 +245,19 @@ static const struct unit time_units[] = {
 };
 static const struct unit no_units[] = { { "", 1 }, { NULL, 0 } };
 
-static const struct unit *units_of(enum cairn_option_type type)
+static const struct unit *units_of(enum option_type type)
 {
     if (type == CAIRN_OPTION_BYTES) return byte_units;
     return type == CAIRN_OPTION_DURATION ? time_units : no_units;
 }
 
-static bool is_string(enum cairn_option_type type)
+static bool is_string(enum option_type type)
 {
     return type <= CAIRN_OPTION_ADDRESSES; // the strings come first
 }
 
 // The largest unit that divides it: 65536 -> "64KiB"; a factor as it is written: 1100 -> "1.1".
-static void print_number(int64_t number, enum cairn_option_type type, char *text_out,
-                         size_t text_bytes)
+static void print_number(int64_t number, enum option_type type, char *text_out, size_t text_bytes)
 {
     const struct unit *unit = units_of(type);
     if (type == CAIRN_OPTION_FACTOR) {
@@ -304,7 +301,7 @@ static cairn_status refuse(const struct cairn_option *option, const char *text, 
                       option->key, text, option->section, what, allowed);
 }
 
-static const char *unit_sentence(enum cairn_option_type type)
+static const char *unit_sentence(enum option_type type)
 {
     if (type == CAIRN_OPTION_BYTES) return "a size has a unit, B KiB MiB GiB or TiB (64MiB)";
     if (type == CAIRN_OPTION_DURATION) return "a duration has a unit, ms s min or h (250ms)";
@@ -312,7 +309,7 @@ static const char *unit_sentence(enum cairn_option_type type)
 }
 
 // Digits, perhaps a blank, a unit. NULL if well, else what is wrong.
-static const char *parse_number(const char *text, enum cairn_option_type type, int64_t *number_out)
+static const char *parse_number(const char *text, enum option_type type, int64_t *number_out)
 {
     int64_t number = 0;
     const char *p = text;

@@ -15,7 +15,7 @@
 
 #include "proto/base/text.h"
 
-enum cairn_option_type {
+enum option_type {
     CAIRN_OPTION_STRING,  /* char *, owned by the configuration; never NULL after _finish */
     CAIRN_OPTION_PATH,    /* char *, absolute, or relative to the working folder; not empty */
     CAIRN_OPTION_ADDRESS, /* char *, "host:port", "[v6]:port" or "/path"; empty if its default is */
@@ -31,7 +31,7 @@ enum cairn_option_type {
 struct cairn_option {
     const char *section;
     const char *key;
-    enum cairn_option_type type;
+    enum option_type type;
     size_t offset;            /* of the value, in the daemon's struct of values */
     const char *default_text; /* as in the file; NULL: must be given; "" is an empty string */
     int64_t min;              /* of numbers, in bytes, ms or thousandths where it has those */
@@ -41,7 +41,7 @@ struct cairn_option {
 
 #define CAIRN_CONFIG_OPTIONS_MAX 64
 
-struct cairn_config {
+struct config {
     /* borrowed */
     const struct cairn_option *options; /* [option_count] */
     size_t option_count;                /* at most CAIRN_CONFIG_OPTIONS_MAX */
@@ -51,23 +51,23 @@ struct cairn_config {
 };
 
 /* Fills in the defaults (which must be valid: asserted). `values` must be zeroed before. */
-void cairn_config_init(struct cairn_config *config, const struct cairn_option *options,
-                       size_t option_count, void *values);
+void config_init(struct config *config, const struct cairn_option *options, size_t option_count,
+                 void *values);
 /* Frees the strings in `values`. */
-void cairn_config_release(struct cairn_config *config);
+void config_release(struct config *config);
 
 /* Reads a file. CAIRN_ERR_CONFIG with "file:line: ..."; CAIRN_ERR_IO: it cannot be read. */
-CAIRN_MUST_CHECK cairn_status cairn_config_read(struct cairn_config *config, const char *path,
-                                                struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status config_read(struct config *config, const char *path,
+                                          struct cairn_sentence *why);
 /* One override, "section.key=value". */
-CAIRN_MUST_CHECK cairn_status cairn_config_set(struct cairn_config *config, const char *assignment,
-                                               struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status config_set(struct config *config, const char *assignment,
+                                         struct cairn_sentence *why);
 /* After file and overrides: everything that has no default was given. */
-CAIRN_MUST_CHECK cairn_status cairn_config_finish(const struct cairn_config *config,
-                                                  struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status config_finish(const struct config *config,
+                                            struct cairn_sentence *why);
 
 /* Prints a sample file: every option with its doc, range and default, commented out. */
-void cairn_config_print(const struct cairn_config *config, FILE *out);
+void config_print(const struct config *config, FILE *out);
 
 /* ==== config value ==== */
 

@@ -32,7 +32,7 @@ _Static_assert(sizeof signal_numbers / sizeof *signal_numbers == CAIRN_DAEMON_SI
 
 static bool notify_watchdog(void);
 
-static void print_help(const struct cairn_daemon_spec *spec)
+static void print_help(const struct daemon_spec *spec)
 {
     printf("%s: %s\n\n"
            "usage: %s [options]\n"
@@ -54,7 +54,7 @@ static void print_help(const struct cairn_daemon_spec *spec)
 struct command {
     bool check;
     bool print;
-    enum cairn_log_level log_level;
+    enum log_level log_level;
 };
 
 enum option_id {
@@ -82,21 +82,21 @@ static const struct option long_options[] = {
     { NULL, 0, NULL, 0 },
 };
 
-static const char *build_of(const struct cairn_daemon_spec *spec)
+static const char *build_of(const struct daemon_spec *spec)
 {
     return spec->build != NULL ? spec->build : CAIRN_VERSION;
 }
 
-static int complain(const struct cairn_daemon_spec *spec, const char *sentence)
+static int complain(const struct daemon_spec *spec, const char *sentence)
 {
     fprintf(stderr, "%s: %s\n", spec->name, sentence);
     return 2;
 }
 
 // -1: go on; otherwise the exit code.
-static int take_option(struct cairn_daemon *daemon, struct command *command, int id)
+static int take_option(struct daemon *daemon, struct command *command, int id)
 {
-    const struct cairn_daemon_spec *spec = &daemon->spec;
+    const struct daemon_spec *spec = &daemon->spec;
     switch (id) {
     case OPT_CONFIG: // read in a first pass, so that --set wins wherever it stands
     case OPT_SET: return -1;
@@ -105,7 +105,7 @@ static int take_option(struct cairn_daemon *daemon, struct command *command, int
     case OPT_READY: daemon->ready_file = optarg; return -1;
     case OPT_NAME: daemon->log_name = optarg; return -1;
     case OPT_LEVEL:
-        if (cairn_log_level_parse(optarg, &command->log_level)) return -1;
+        if (log_level_parse(optarg, &command->log_level)) return -1;
         return complain(spec, "--log-level takes error, warn, info or debug");
     case OPT_HELP: print_help(spec); return 0;
     case OPT_VERSION: printf("%s %s\n", spec->name, build_of(spec)); return 0;
@@ -113,19 +113,18 @@ static int take_option(struct cairn_daemon *daemon, struct command *command, int
     }
 }
 
-static int take_values(struct cairn_daemon *daemon, int wanted, int id)
+static int take_values(struct daemon *daemon, int wanted, int id)
 {
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
     if (id != wanted) return -1;
-    if (id == OPT_CONFIG) status = cairn_config_read(&daemon->config, optarg, &why);
-    if (id == OPT_SET) status = cairn_config_set(&daemon->config, optarg, &why);
+    if (id == OPT_CONFIG) status = config_read(&daemon->config, optarg, &why);
+    if (id == OPT_SET) status = config_set(&daemon->config, optarg, &why);
     return status == CAIRN_OK ? -1 : complain(&daemon->spec, why.text);
 }
 
 // Three passes over argv: the options, then the files, then the overrides.
-static int read_command_line(struct cairn_daemon *daemon, struct command *command, int argc,
-                             char **argv)
+static int read_command_line(struct daemon *daemon, struct command *command, int argc, char **argv)
 {
     static const int passes[] = { 0, OPT_CONFIG, OPT_SET };
     for (size_t pass = 0; pass < sizeof passes / sizeof passes[0]; pass++) {
@@ -142,15 +141,14 @@ static int read_command_line(struct cairn_daemon *daemon, struct command *comman
     return -1;
 }
 
-static int judge_command(struct cairn_daemon *daemon, const struct command *command)
+static int judge_command(struct daemon *daemon, const struct command *command)
 {
     struct cairn_sentence why;
     if (command->print) {
-        cairn_config_print(&daemon->config, stdout);
+        config_print(&daemon->config, stdout);
         return 0;
     }
-    if (cairn_config_finish(&daemon->config, &why) != CAIRN_OK)
-        return complain(&daemon->spec, why.text);
+    if (config_finish(&daemon->config, &why) != CAIRN_OK) return complain(&daemon->spec, why.text);
     cairn_status status = CAIRN_OK;
     if (daemon->spec.judge != NULL) status = daemon->spec.judge(daemon->spec.values, &why);
     if (status == CAIRN_OK && command->check && daemon->spec.judge_now != NULL)
@@ -168,14 +166,13 @@ static int judge_command(struct cairn_daemon *daemon, const struct command *comm
 
 static void on_signal(uv_signal_t *handle, int number)
 {
-    struct cairn_daemon *daemon = handle->data;
+    struct daemon *daemon = handle->data;
     if (number == SIGHUP) {
         cairn_log_info("SIGHUP: nothing to read again, the log goes to stderr");
         return;
     }
     if (number == SIGUSR1) {
-        cairn_log_warn("SIGUSR1: log.level is %s",
-                       cairn_log_toggle_debug() ? "debug" : "as before");
+        cairn_log_warn("SIGUSR1: log.level is %s", log_toggle_debug() ? "debug" : "as before");
         return;
     }
     if (daemon->stopping) {
@@ -184,7 +181,7 @@ static void on_signal(uv_signal_t *handle, int number)
     }
     daemon->stopping = true;
     cairn_log_info("%s: stopping", strsignal(number));
-    cairn_notify_stopping();
+    notify_stopping();
     daemon->spec.on_stop(daemon, daemon->spec.context);
 }
 
@@ -213,7 +210,7 @@ static void hold_standard_descriptors(void)
 }
 
 /* CAIRN_ERR_NO_MEMORY: there are too few descriptors or threads to begin with. */
-static cairn_status start_handles(struct cairn_daemon *daemon, struct cairn_sentence *why)
+static cairn_status start_handles(struct daemon *daemon, struct cairn_sentence *why)
 {
     cairn_status status = cairn_descriptors_at_hand(STDERR_FILENO, DESCRIPTORS, "a daemon", why);
     if (status == CAIRN_OK) status = cairn_threads_at_hand(THREADS, "a daemon", why);
@@ -232,22 +229,22 @@ static cairn_status start_handles(struct cairn_daemon *daemon, struct cairn_sent
     return CAIRN_OK;
 }
 
-bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_spec *spec, int argc,
-                        char **argv, int *exit_code_out)
+bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int argc, char **argv,
+                  int *exit_code_out)
 {
     struct command command = { .log_level = CAIRN_LOG_INFO };
     hold_standard_descriptors();
     memset(daemon, 0, sizeof *daemon);
     daemon->spec = *spec;
-    cairn_config_init(&daemon->config, spec->options, spec->option_count, spec->values);
+    config_init(&daemon->config, spec->options, spec->option_count, spec->values);
     int code = read_command_line(daemon, &command, argc, argv);
     if (code < 0) code = judge_command(daemon, &command);
     if (code >= 0) {
-        cairn_config_release(&daemon->config);
+        config_release(&daemon->config);
         *exit_code_out = code;
         return false;
     }
-    cairn_log_init(daemon->log_name != NULL ? daemon->log_name : spec->name, command.log_level);
+    log_init(daemon->log_name != NULL ? daemon->log_name : spec->name, command.log_level);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); // a file over its limit fails a snapshot, not the daemon
     raise_descriptor_limit();
@@ -255,45 +252,41 @@ bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_s
     const cairn_status status = start_handles(daemon, &why);
     if (status == CAIRN_OK) return true;
     cairn_log_error("cannot start: %s", why.text);
-    cairn_config_release(&daemon->config);
+    config_release(&daemon->config);
     *exit_code_out = cairn_status_exit((int)status);
     return false;
 }
 
-void cairn_daemon_log(const struct cairn_daemon *daemon, const char *name,
-                      const struct cairn_log_options *options)
+void daemon_log(const struct daemon *daemon, const char *name, const struct log_options *options)
 {
-    cairn_log_set(daemon->log_name != NULL ? daemon->log_name : name, options);
+    log_set(daemon->log_name != NULL ? daemon->log_name : name, options);
 }
 
-cairn_status cairn_daemon_ready(struct cairn_daemon *daemon, const char *address,
-                                struct cairn_sentence *why)
+cairn_status daemon_ready(struct daemon *daemon, const char *address, struct cairn_sentence *why)
 {
     char text[4096]; // a listener's addresses, all of them
     const char *colon = strrchr(address, ':');
     assert(strlen(address) + sizeof "ready on " < sizeof text);
-    const uint64_t watchdog_ms = cairn_notify_watchdog_ms();
+    const uint64_t watchdog_ms = notify_watchdog_ms();
     if (daemon->ready_file != NULL) {
         const int length = snprintf(text, sizeof text, "%s\n", address);
-        const cairn_status status = cairn_durable_write(daemon->ready_file, text, (size_t)length,
-                                                        why);
+        const cairn_status status = durable_write(daemon->ready_file, text, (size_t)length, why);
         if (status != CAIRN_OK) return status;
         daemon->is_announced = true;
     }
-    cairn_log_fields(CAIRN_LOG_INFO,
-                     CAIRN_FIELDS({ "address", address, 0 },
-                                  { "port", colon != NULL ? colon + 1 : "", 0 },
-                                  { "pid", NULL, (uint64_t)getpid() },
-                                  { "version", build_of(&daemon->spec), 0 }),
-                     "ready");
+    log_fields(CAIRN_LOG_INFO,
+               CAIRN_FIELDS(
+                   { "address", address, 0 }, { "port", colon != NULL ? colon + 1 : "", 0 },
+                   { "pid", NULL, (uint64_t)getpid() }, { "version", build_of(&daemon->spec), 0 }),
+               "ready");
     snprintf(text, sizeof text, "ready on %s", address);
-    cairn_notify_ready(text);
+    notify_ready(text);
     if (watchdog_ms > 0 && !daemon->stopping)
         uv_timer_start(&daemon->watchdog, on_watchdog, 0, (watchdog_ms + 1) / 2);
     return CAIRN_OK;
 }
 
-void cairn_daemon_stop(struct cairn_daemon *daemon, int exit_code)
+void daemon_stop(struct daemon *daemon, int exit_code)
 {
     daemon->stopping = true;
     if (daemon->exit_code == 0) daemon->exit_code = exit_code;
@@ -303,23 +296,22 @@ void cairn_daemon_stop(struct cairn_daemon *daemon, int exit_code)
     uv_close((uv_handle_t *)&daemon->watchdog, NULL);
 }
 
-int cairn_daemon_run(struct cairn_daemon *daemon)
+int daemon_run(struct daemon *daemon)
 {
     uv_run(&daemon->loop, UV_RUN_DEFAULT);
     const int error = uv_loop_close(&daemon->loop);
     assert(error == 0); // something is still open, yet the loop ended
     (void)error;
     if (daemon->is_announced) unlink(daemon->ready_file);
-    cairn_config_release(&daemon->config);
+    config_release(&daemon->config);
     cairn_log_info("stopped");
     return daemon->exit_code;
 }
 
-void cairn_daemon_fail(struct cairn_daemon *daemon, cairn_status status,
-                       const struct cairn_sentence *why)
+void daemon_fail(struct daemon *daemon, cairn_status status, const struct cairn_sentence *why)
 {
     cairn_log_error("cannot start: %s", why->text);
-    cairn_daemon_stop(daemon, cairn_status_exit((int)status));
+    daemon_stop(daemon, cairn_status_exit((int)status));
 }
 
 /* ==== notify ==== */
@@ -361,17 +353,17 @@ static bool tell_status(const char *before, const char *status)
     return tell(state);
 }
 
-bool cairn_notify_ready(const char *status)
+bool notify_ready(const char *status)
 {
     return tell_status("READY=1\n", status);
 }
 
-bool cairn_notify_stopping(void)
+bool notify_stopping(void)
 {
     return tell("STOPPING=1");
 }
 
-bool cairn_notify_status(const char *status)
+bool notify_status(const char *status)
 {
     return tell_status("", status);
 }
@@ -392,7 +384,7 @@ static uint64_t number_of(const char *variable)
     return errno == 0 && *end == '\0' ? number : 0;
 }
 
-uint64_t cairn_notify_watchdog_ms(void)
+uint64_t notify_watchdog_ms(void)
 {
     const uint64_t pid = number_of("WATCHDOG_PID");
     if (getenv("NOTIFY_SOCKET") == NULL) return 0;
@@ -445,8 +437,8 @@ static cairn_status wait_for(int fd, const char *path, int timeout_ms, const ato
     return CAIRN_OK;
 }
 
-cairn_status cairn_host_lock_take(const char *path, int timeout_ms, const atomic_bool *canceled,
-                                  int *fd_out, struct cairn_sentence *why)
+cairn_status host_lock_take(const char *path, int timeout_ms, const atomic_bool *canceled,
+                            int *fd_out, struct cairn_sentence *why)
 {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -590,8 +582,8 @@ static void note_groups(struct cairn_headroom *room, const struct groups *groups
     }
 }
 
-cairn_status cairn_headroom_read(const char *root, struct cairn_headroom *room_out,
-                                 struct cairn_sentence *why)
+cairn_status headroom_read(const char *root, struct cairn_headroom *room_out,
+                           struct cairn_sentence *why)
 {
     char proc[PATH_MAX];
     uint64_t total_kib, available_kib;
@@ -609,8 +601,8 @@ cairn_status cairn_headroom_read(const char *root, struct cairn_headroom *room_o
     return CAIRN_OK;
 }
 
-cairn_status cairn_headroom_judge(const struct cairn_headroom *room, uint64_t bytes,
-                                  const char *what, struct cairn_sentence *why)
+cairn_status headroom_judge(const struct cairn_headroom *room, uint64_t bytes, const char *what,
+                            struct cairn_sentence *why)
 {
     const uint64_t beside = bytes / BESIDE_PART + BESIDE_BYTES;
     const uint64_t left = room->available_bytes;
@@ -636,12 +628,12 @@ static void set_nice(int nice)
     (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice); // of the thread alone
 }
 
-void cairn_thread_press(void)
+void thread_press(void)
 {
     set_nice(0);
 }
 
-void cairn_thread_yield(void)
+void thread_yield(void)
 {
     // Not SCHED_IDLE: where trainers take all cores, that gets next to nothing.
     set_nice(YIELD_NICE);

@@ -1,15 +1,15 @@
 /* Both daemons share this: the command line, signals, saying "ready", and a clean end.
  *
  *   static struct shard_values values;                              (zeroed)
- *   struct cairn_daemon daemon;
+ *   struct daemon daemon;
  *   int exit_code;
- *   if (!cairn_daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
- *   ... open listener, threads ...                      on error: cairn_daemon_fail(&daemon, &why)
- *   cairn_daemon_ready(&daemon, cairn_listener_address(listener));
- *   return cairn_daemon_run(&daemon);             runs the loop until nothing is open, then cleans
+ *   if (!daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
+ *   ... open listener, threads ...                      on error: daemon_fail(&daemon, &why)
+ *   daemon_ready(&daemon, listener_address(listener));
+ *   return daemon_run(&daemon);             runs the loop until nothing is open, then cleans
  *
  * SIGTERM and SIGINT call on_stop once, on the loop: close what you opened, then
- * cairn_daemon_stop. A second signal ends the process at once (crash-only: that is safe). SIGHUP is
+ * daemon_stop. A second signal ends the process at once (crash-only: that is safe). SIGHUP is
  * noted in the log; SIGUSR1 changes its level to debug, and back; SIGPIPE and SIGXFSZ are ignored. Loop
  * thread only. */
 #ifndef CAIRN_BASE_DAEMON_H
@@ -34,23 +34,23 @@
  * nothing. A failure to tell is not an error of the daemon. Any thread. */
 
 /* READY=1 with a status line; STOPPING=1; STATUS=...; WATCHDOG=1. True if a supervisor was told. */
-bool cairn_notify_ready(const char *status);
-bool cairn_notify_stopping(void);
-bool cairn_notify_status(const char *status);
+bool notify_ready(const char *status);
+bool notify_stopping(void);
+bool notify_status(const char *status);
 
 /* How often the supervisor wants WATCHDOG=1 at least; 0 = it does not watch this process. Ping at
  * half of it. */
-uint64_t cairn_notify_watchdog_ms(void);
+uint64_t notify_watchdog_ms(void);
 
 /* ==== yield ==== */
 
 /* A thread that works beside trainers and lets them go first. */
 
 /* The thread that calls, the lowest priority of CPU and of I/O that still gets some. */
-void cairn_thread_yield(void);
+void thread_yield(void);
 /* It is in a hurry: as others of CPU again, where the system gives leave to come back (LimitNICE,
  * CAP_SYS_NICE). */
-void cairn_thread_press(void);
+void thread_press(void);
 
 /* ==== host lock ==== */
 
@@ -63,9 +63,9 @@ void cairn_thread_press(void);
 /* Waits for it, at most `timeout_ms`, and not once *canceled is set (CAIRN_ERR_CANCELED). CAIRN_ERR_BUSY
  * names the process that holds it. CAIRN_ERR_IO: it cannot be opened. Blocking; any thread. Given back by
  * close(*fd_out). */
-CAIRN_MUST_CHECK cairn_status cairn_host_lock_take(const char *path, int timeout_ms,
-                                                   const atomic_bool *canceled, int *fd_out,
-                                                   struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status host_lock_take(const char *path, int timeout_ms,
+                                             const atomic_bool *canceled, int *fd_out,
+                                             struct cairn_sentence *why);
 
 /* ==== headroom ==== */
 
@@ -89,20 +89,19 @@ struct cairn_headroom {
 
 /* `root`: the folder in which proc and sys are, "" unless in a test. CAIRN_ERR_IO: there is no proc/meminfo;
  * a control group that cannot be read is none. */
-CAIRN_MUST_CHECK cairn_status cairn_headroom_read(const char *root, struct cairn_headroom *room_out,
-                                                  struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status headroom_read(const char *root, struct cairn_headroom *room_out,
+                                            struct cairn_sentence *why);
 
 /* CAIRN_ERR_NO_MEMORY if the room has less than the bytes and what the kernel needs to keep them; `what`
  * begins the sentence. */
-CAIRN_MUST_CHECK cairn_status cairn_headroom_judge(const struct cairn_headroom *room,
-                                                   uint64_t bytes, const char *what,
-                                                   struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status headroom_judge(const struct cairn_headroom *room, uint64_t bytes,
+                                             const char *what, struct cairn_sentence *why);
 
 /* ==== daemon ==== */
 
-struct cairn_daemon;
+struct daemon;
 
-struct cairn_daemon_spec {
+struct daemon_spec {
     const char *name;                   /* "cairn-shard" */
     const char *purpose;                /* one sentence for --help */
     const char *build;                  /* "0.1.0+g1a2b3c4d5e6f"; NULL: the version alone */
@@ -113,17 +112,17 @@ struct cairn_daemon_spec {
     cairn_status (*judge)(const void *values, struct cairn_sentence *why);
     /* Behind that, for --check-config alone: what is not well now, and a start waits for. May be NULL. */
     cairn_status (*judge_now)(const void *values, struct cairn_sentence *why);
-    void (*on_stop)(struct cairn_daemon *daemon, void *context);
+    void (*on_stop)(struct daemon *daemon, void *context);
     void *context;
 };
 
 #define CAIRN_DAEMON_SIGNALS 4
 
-struct cairn_daemon {
+struct daemon {
     uv_loop_t loop;
-    struct cairn_config config;
+    struct config config;
     /* private */
-    struct cairn_daemon_spec spec;
+    struct daemon_spec spec;
     const char *ready_file; /* of argv, or NULL */
     const char *log_name;   /* the same */
     uv_signal_t signals[CAIRN_DAEMON_SIGNALS];
@@ -139,30 +138,28 @@ struct cairn_daemon {
  * True: go on, with the loop and signals set up and `values` filled in. False: return
  * *exit_code_out from main (0 after --help and the like, 2 for a bad line or file, with a sentence
  * on stderr). */
-bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_spec *spec, int argc,
-                        char **argv, int *exit_code_out);
+bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int argc, char **argv,
+                  int *exit_code_out);
 
 /* The log as the configuration says, in the name of `name` unless --log-name says another. Right after
  * begin. */
-void cairn_daemon_log(const struct cairn_daemon *daemon, const char *name,
-                      const struct cairn_log_options *options);
+void daemon_log(const struct daemon *daemon, const char *name, const struct log_options *options);
 
 /* The daemon serves: logs `msg=ready address=... port=...`, writes the address and a newline to the
  * --ready-file (whole or not at all), tells the supervisor. */
-CAIRN_MUST_CHECK cairn_status cairn_daemon_ready(struct cairn_daemon *daemon, const char *address,
-                                                 struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status daemon_ready(struct daemon *daemon, const char *address,
+                                           struct cairn_sentence *why);
 
 /* Ends the daemon's own handles, so that the loop ends when yours are closed too. Safe to call
- * again. `exit_code` is what cairn_daemon_run returns (the first one that is not 0 wins). */
-void cairn_daemon_stop(struct cairn_daemon *daemon, int exit_code);
+ * again. `exit_code` is what daemon_run returns (the first one that is not 0 wins). */
+void daemon_stop(struct daemon *daemon, int exit_code);
 
 /* Runs the loop to its end, removes the ready file, frees the configuration and the loop. */
-int cairn_daemon_run(struct cairn_daemon *daemon);
+int daemon_run(struct daemon *daemon);
 
 /* Start-up failed: logs the sentence, and calls for a stop. Follow it with closing what was opened
- * and `return cairn_daemon_run(daemon);`, which returns the status's exit code. */
-void cairn_daemon_fail(struct cairn_daemon *daemon, cairn_status status,
-                       const struct cairn_sentence *why);
+ * and `return daemon_run(daemon);`, which returns the status's exit code. */
+void daemon_fail(struct daemon *daemon, cairn_status status, const struct cairn_sentence *why);
 
 /* ==== pool ==== */
 
@@ -180,84 +177,82 @@ void cairn_daemon_fail(struct cairn_daemon *daemon, cairn_status status,
 struct cairn_pool;
 
 /* Embedded in what the task works on. */
-struct cairn_task {
+struct task {
     /* the owner's, constant while the task is with the pool */
     /* `thread` is below the thread count, or that: the loop's, within submit. */
-    void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread);
-    void (*done)(struct cairn_task *task); /* loop thread */
-    uint32_t item_count;                   /* 0: done follows at once */
+    void (*run)(struct task *task, uint32_t item, uint32_t thread);
+    void (*done)(struct task *task); /* loop thread */
+    uint32_t item_count;             /* 0: done follows at once */
     /* Quicker done than told to a thread: run within submit. Not for what may meet a SIGBUS. */
     bool is_small;
-    bool ends_items; /* `run` itself ends its item, by cairn_pool_end; not of what is small */
+    bool ends_items; /* `run` itself ends its item, by pool_end; not of what is small */
     /* private to the pool */
-    struct cairn_task *next;
+    struct task *next;
     uint32_t items_taken, items_ended;
 };
 
 /* Starts the threads. `name` (at most 15 bytes) is what they are called in ps; `begin` (may be NULL) is the
  * first that each of them does. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_pool_open(uv_loop_t *loop, const char *name,
-                                              uint32_t thread_count, void (*begin)(void),
-                                              struct cairn_pool **pool_out,
-                                              struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
+                                        void (*begin)(void), struct cairn_pool **pool_out,
+                                        struct cairn_sentence *why);
 /* Lets the items that run end, joins the threads, and closes its handle; on_closed (may be NULL)
  * follows from the loop. No task's `done` is called any more: tasks are their owners' at once. */
-void cairn_pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context);
+void pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context);
 /* The same for a pool of one thread whose item may hang: it is waited for so long at most. False: it still
  * runs, on memory that is its own from here on, for ever. */
-bool cairn_pool_close_within(struct cairn_pool *pool, uint32_t most_ms,
-                             void (*on_closed)(void *context), void *context);
+bool pool_close_within(struct cairn_pool *pool, uint32_t most_ms, void (*on_closed)(void *context),
+                       void *context);
 
 /* Gives a task to the threads; loop thread. */
-void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task);
-uint32_t cairn_pool_thread_count(const struct cairn_pool *pool);
+void pool_submit(struct cairn_pool *pool, struct task *task);
+uint32_t pool_thread_count(const struct cairn_pool *pool);
 
 /* An item of a task. */
-struct cairn_pool_item {
-    struct cairn_task *task;
+struct pool_item {
+    struct task *task;
     uint32_t item;
 };
 
 /* Within `run`, on a thread of the pool: takes what is next, of whichever tasks, to be done together with
- * what is at hand. Returns how many there were, at most `max`; cairn_pool_end ends them. Only in a pool where
+ * what is at hand. Returns how many there were, at most `max`; pool_end ends them. Only in a pool where
  * every task is done in one way. */
-uint32_t cairn_pool_take(struct cairn_pool *pool, struct cairn_pool_item *items_out, uint32_t max);
+uint32_t pool_take(struct cairn_pool *pool, struct pool_item *items_out, uint32_t max);
 /* The same, but nothing while a thread is idle, which takes what is next itself. */
-uint32_t cairn_pool_take_ahead(struct cairn_pool *pool, struct cairn_pool_item *items_out,
-                               uint32_t max);
-void cairn_pool_end(struct cairn_pool *pool, const struct cairn_pool_item *items, uint32_t count);
+uint32_t pool_take_ahead(struct cairn_pool *pool, struct pool_item *items_out, uint32_t max);
+void pool_end(struct cairn_pool *pool, const struct pool_item *items, uint32_t count);
 
 /* ==== durable ==== */
 
 /* Small files that survive a crash, and the folder a daemon keeps them in.
  *
- * cairn_durable_write replaces a file as a whole: write PATH.new, fsync, close, rename over PATH,
+ * durable_write replaces a file as a whole: write PATH.new, fsync, close, rename over PATH,
  * fsync the folder. After a crash at any point PATH holds the old bytes or the new ones. A failed
  * fsync fails the write: it is never tried again on the same file (the kernel may have dropped the
  * pages). Sentences name the step that failed. Blocking; any thread, one writer per path. */
 
 /* Mode 0600. CAIRN_ERR_NO_SPACE, CAIRN_ERR_IO: PATH is unchanged and PATH.new is gone. (Only if the
  * very last step, the fsync of the folder, failed may PATH hold the new bytes, undurably.) */
-CAIRN_MUST_CHECK cairn_status cairn_durable_write(const char *path, const void *bytes,
-                                                  size_t byte_count, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status durable_write(const char *path, const void *bytes, size_t byte_count,
+                                            struct cairn_sentence *why);
 
 /* The same of a file that is not there yet. CAIRN_ERR_EXISTS: it is, and stays as it is; so does a PATH.new
  * that is there, which is CAIRN_ERR_IO. */
-CAIRN_MUST_CHECK cairn_status cairn_durable_create(const char *path, const void *bytes,
-                                                   size_t byte_count, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status durable_create(const char *path, const void *bytes, size_t byte_count,
+                                             struct cairn_sentence *why);
 
 /* Makes the folder and its missing parents with that mode, whatever the umask; all are durable in their
  * parents after it. One that exists is left as it is. */
-CAIRN_MUST_CHECK cairn_status cairn_durable_folder(const char *path, mode_t mode,
-                                                   struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status durable_folder(const char *path, mode_t mode,
+                                             struct cairn_sentence *why);
 
 /* Makes the daemon's data folder if need be, checks that it is a folder that can be written (by
  * writing), and locks it: two daemons never share one. The lock file PATH/lock holds the pid and
  * goes with the process, however it ends. CAIRN_ERR_BUSY names the pid of the other;
  * CAIRN_ERR_IO says what to change. */
-CAIRN_MUST_CHECK cairn_status cairn_durable_lock(const char *folder, int *lock_fd_out,
-                                                 struct cairn_sentence *why);
-void cairn_durable_unlock(int lock_fd);
+CAIRN_MUST_CHECK cairn_status durable_lock(const char *folder, int *lock_fd_out,
+                                           struct cairn_sentence *why);
+void durable_unlock(int lock_fd);
 
 /* ==== storage watch ==== */
 
@@ -265,18 +260,17 @@ void cairn_durable_unlock(int lock_fd);
  * on, says so, and ends without it. It is looked at when it is told, when something in it has failed, and
  * again until it is right. Loop thread. */
 
-struct cairn_storage_look;
+struct storage_look;
 
-struct cairn_storage_watch {
+struct storage_watch {
     /* the owner's, before it is opened */
     /* On the thread, may hang: is the folder the one that has the token, may the owner use it, and what is to
      * be done? */
     cairn_status (*judge)(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
                           struct cairn_sentence *why);
-    void (*on_said)(struct cairn_storage_watch *watch); /* `said` is another one now */
+    void (*on_said)(struct storage_watch *watch); /* `said` is another one now */
     void *context;
-    struct cairn_storage_owner
-        owner; /* a look has that of when it begins; cairn_storage_watch_doubt */
+    struct cairn_storage_owner owner; /* a look has that of when it begins; storage_watch_doubt */
 
     struct cairn_sentence said; /* what is wrong; empty: nothing, or it is not known yet */
 
@@ -285,25 +279,25 @@ struct cairn_storage_watch {
     struct cairn_pool *thread; /* owned */
     char *path;                /* owned; NULL: not told */
     uint64_t token;
-    struct cairn_storage_look *look; /* owned; while is_looking the thread's */
-    uint64_t since_ms;               /* of the loop's clock: when it was begun, or ended */
+    struct storage_look *look; /* owned; while is_looking the thread's */
+    uint64_t since_ms;         /* of the loop's clock: when it was begun, or ended */
     bool is_looking;
 };
 
-CAIRN_MUST_CHECK cairn_status cairn_storage_watch_open(struct cairn_storage_watch *watch,
-                                                       uv_loop_t *loop, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status storage_watch_open(struct storage_watch *watch, uv_loop_t *loop,
+                                                 struct cairn_sentence *why);
 /* Closes the thread; on_closed(context) follows from the loop. False: nothing was open, and
  * on_closed does not come. */
-bool cairn_storage_watch_close(struct cairn_storage_watch *watch, void (*on_closed)(void *context),
-                               void *context);
+bool storage_watch_close(struct storage_watch *watch, void (*on_closed)(void *context),
+                         void *context);
 /* Frees what the watch holds; call it after on_closed. */
-void cairn_storage_watch_release(struct cairn_storage_watch *watch);
+void storage_watch_release(struct storage_watch *watch);
 
 /* This is the folder, and its token. Path "" or token 0: there is nothing to look at. */
-void cairn_storage_watch_told(struct cairn_storage_watch *watch, const char *path, uint64_t token);
+void storage_watch_told(struct storage_watch *watch, const char *path, uint64_t token);
 /* Something in it has failed: looks whether it is still there. */
-void cairn_storage_watch_doubt(struct cairn_storage_watch *watch);
+void storage_watch_doubt(struct storage_watch *watch);
 /* From time to time: looks again, or says that it hangs. */
-void cairn_storage_watch_tick(struct cairn_storage_watch *watch);
+void storage_watch_tick(struct storage_watch *watch);
 
 #endif

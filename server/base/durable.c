@@ -98,14 +98,14 @@ static cairn_status write_by(const char *path, int how, const void *bytes, size_
     return status == CAIRN_OK ? sync_folder(parent, why) : status;
 }
 
-cairn_status cairn_durable_write(const char *path, const void *bytes, size_t byte_count,
-                                 struct cairn_sentence *why)
+cairn_status durable_write(const char *path, const void *bytes, size_t byte_count,
+                           struct cairn_sentence *why)
 {
     return write_by(path, O_TRUNC, bytes, byte_count, put_over, why); // PATH.new is ours
 }
 
-cairn_status cairn_durable_create(const char *path, const void *bytes, size_t byte_count,
-                                  struct cairn_sentence *why)
+cairn_status durable_create(const char *path, const void *bytes, size_t byte_count,
+                            struct cairn_sentence *why)
 {
     return write_by(path, O_EXCL, bytes, byte_count, put_beside, why);
 }
@@ -147,7 +147,7 @@ static cairn_status make_one(const char *path, mode_t mode, struct cairn_sentenc
     return sync_parent(path, made, why);
 }
 
-cairn_status cairn_durable_folder(const char *path, mode_t mode, struct cairn_sentence *why)
+cairn_status durable_folder(const char *path, mode_t mode, struct cairn_sentence *why)
 {
     char part[PATH_MAX];
     size_t length = strlen(path);
@@ -189,10 +189,10 @@ static cairn_status lock_open(int fd, const char *folder, struct cairn_sentence 
     return CAIRN_OK;
 }
 
-cairn_status cairn_durable_lock(const char *folder, int *lock_fd_out, struct cairn_sentence *why)
+cairn_status durable_lock(const char *folder, int *lock_fd_out, struct cairn_sentence *why)
 {
     char path[PATH_MAX];
-    cairn_status status = cairn_durable_folder(folder, 0700, why);
+    cairn_status status = durable_folder(folder, 0700, why);
     if (status != CAIRN_OK) return status;
     if (snprintf(path, sizeof path, "%s/lock", folder) >= (int)sizeof path)
         return cairn_fail(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", folder);
@@ -211,7 +211,7 @@ cairn_status cairn_durable_lock(const char *folder, int *lock_fd_out, struct cai
     return CAIRN_OK;
 }
 
-void cairn_durable_unlock(int lock_fd)
+void durable_unlock(int lock_fd)
 {
     close(lock_fd); // the file stays: removing it would race with the next one's lock
 }
@@ -223,9 +223,9 @@ void cairn_durable_unlock(int lock_fd)
 #define CLOSE_MS 500  /* then the thread is left behind */
 
 /* Allocated apart from the watch: the storage may hang for longer than the daemon lives. */
-struct cairn_storage_look {
-    struct cairn_task task;
-    struct cairn_storage_watch *watch; /* borrowed; the loop's */
+struct storage_look {
+    struct task task;
+    struct storage_watch *watch; /* borrowed; the loop's */
     cairn_status (*judge)(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
                           struct cairn_sentence *why);
     struct cairn_storage_owner owner;
@@ -235,54 +235,54 @@ struct cairn_storage_look {
     struct cairn_sentence why;
 };
 
-cairn_status cairn_storage_watch_open(struct cairn_storage_watch *watch, uv_loop_t *loop,
-                                      struct cairn_sentence *why)
+cairn_status storage_watch_open(struct storage_watch *watch, uv_loop_t *loop,
+                                struct cairn_sentence *why)
 {
     watch->loop = loop;
-    return cairn_pool_open(loop, "cairn-storage", 1, NULL, &watch->thread, why);
+    return pool_open(loop, "cairn-storage", 1, NULL, &watch->thread, why);
 }
 
-bool cairn_storage_watch_close(struct cairn_storage_watch *watch, void (*on_closed)(void *context),
-                               void *context)
+bool storage_watch_close(struct storage_watch *watch, void (*on_closed)(void *context),
+                         void *context)
 {
     if (watch->thread == NULL) return false;
-    if (!cairn_pool_close_within(watch->thread, CLOSE_MS, on_closed, context)) watch->look = NULL;
+    if (!pool_close_within(watch->thread, CLOSE_MS, on_closed, context)) watch->look = NULL;
     return true;
 }
 
-static void free_look(struct cairn_storage_look *look)
+static void free_look(struct storage_look *look)
 {
     if (look == NULL) return;
     free(look->path);
     free(look);
 }
 
-void cairn_storage_watch_release(struct cairn_storage_watch *watch)
+void storage_watch_release(struct storage_watch *watch)
 {
     free(watch->path);
     free_look(watch->look);
 }
 
-static void run_look(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_look(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct cairn_storage_look *look = (struct cairn_storage_look *)task;
+    struct storage_look *look = (struct storage_look *)task;
     (void)item, (void)thread;
     look->found = look->judge(look->path, look->token, &look->owner, &look->why);
 }
 
-static void say(struct cairn_storage_watch *watch, const struct cairn_sentence *why)
+static void say(struct storage_watch *watch, const struct cairn_sentence *why)
 {
     if (strcmp(watch->said.text, why->text) == 0) return;
     watch->said = *why;
     watch->on_said(watch);
 }
 
-static void look_again(struct cairn_storage_watch *watch);
+static void look_again(struct storage_watch *watch);
 
-static void on_looked(struct cairn_task *task)
+static void on_looked(struct task *task)
 {
-    struct cairn_storage_look *look = (struct cairn_storage_look *)task;
-    struct cairn_storage_watch *watch = look->watch;
+    struct storage_look *look = (struct storage_look *)task;
+    struct storage_watch *watch = look->watch;
     watch->is_looking = false;
     watch->since_ms = uv_now(watch->loop);
     if (watch->path == NULL) return;
@@ -295,16 +295,16 @@ static void on_looked(struct cairn_task *task)
     say(watch, &look->why);
 }
 
-static void look_again(struct cairn_storage_watch *watch)
+static void look_again(struct storage_watch *watch)
 {
-    struct cairn_storage_look *next = calloc(1, sizeof *next);
+    struct storage_look *next = calloc(1, sizeof *next);
     char *path = strdup(watch->path);
     if (next == NULL || path == NULL) {
         free(next);
         free(path);
         return; // it is not looked at; a snapshot says what is wrong
     }
-    *next = (struct cairn_storage_look) {
+    *next = (struct storage_look) {
         .task = { .run = run_look, .done = on_looked, .item_count = 1 },
         .watch = watch,
         .judge = watch->judge,
@@ -316,10 +316,10 @@ static void look_again(struct cairn_storage_watch *watch)
     watch->look = next;
     watch->is_looking = true;
     watch->since_ms = uv_now(watch->loop);
-    cairn_pool_submit(watch->thread, &next->task);
+    pool_submit(watch->thread, &next->task);
 }
 
-void cairn_storage_watch_told(struct cairn_storage_watch *watch, const char *path, uint64_t token)
+void storage_watch_told(struct storage_watch *watch, const char *path, uint64_t token)
 {
     free(watch->path);
     watch->path = token != 0 && path[0] == '/' ? strdup(path) : NULL;
@@ -328,12 +328,12 @@ void cairn_storage_watch_told(struct cairn_storage_watch *watch, const char *pat
     if (watch->path != NULL && !watch->is_looking) look_again(watch);
 }
 
-void cairn_storage_watch_doubt(struct cairn_storage_watch *watch)
+void storage_watch_doubt(struct storage_watch *watch)
 {
     if (watch->path != NULL && !watch->is_looking) look_again(watch);
 }
 
-static void say_that_it_hangs(struct cairn_storage_watch *watch, uint64_t ms)
+static void say_that_it_hangs(struct storage_watch *watch, uint64_t ms)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why,
@@ -342,7 +342,7 @@ static void say_that_it_hangs(struct cairn_storage_watch *watch, uint64_t ms)
     if (ms >= HANGS_MS) say(watch, &why);
 }
 
-void cairn_storage_watch_tick(struct cairn_storage_watch *watch)
+void storage_watch_tick(struct storage_watch *watch)
 {
     const uint64_t ms = uv_now(watch->loop) - watch->since_ms;
     if (watch->path == NULL) return;

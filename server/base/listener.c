@@ -25,39 +25,38 @@
 #define GRACE_MS         100 // a half-open peer keeps its place at least so long
 #define UNFINISHED_BYTES (256u << 20)
 
-static cairn_status peer_accept(struct cairn_door *door, struct cairn_sentence *why);
-static void door_close(struct cairn_door *door, uv_close_cb on_closed);
-static void peer_close_all(struct cairn_listener *listener);
-static cairn_status door_judge(const char *text, const struct cairn_listener_options *options,
+static cairn_status peer_accept(struct door *door, struct cairn_sentence *why);
+static void door_close(struct door *door, uv_close_cb on_closed);
+static void peer_close_all(struct listener *listener);
+static cairn_status door_judge(const char *text, const struct listener_options *options,
                                struct cairn_sentence *why);
-static cairn_status door_open(struct cairn_door *door, const char *text,
-                              const struct cairn_listener_options *options,
-                              struct cairn_sentence *why);
+static cairn_status door_open(struct door *door, const char *text,
+                              const struct listener_options *options, struct cairn_sentence *why);
 static cairn_status control_socket_folder(const char *path, struct cairn_sentence *why);
-static void peer_close_unfinished(struct cairn_listener *listener);
-static void control_socket_unlink(const char *path, const struct cairn_control_socket *socket);
+static void peer_close_unfinished(struct listener *listener);
+static void control_socket_unlink(const char *path, const struct control_socket *socket);
 
-static uint64_t now_ms(const struct cairn_listener *listener)
+static uint64_t now_ms(const struct listener *listener)
 {
     return uv_now(listener->timer.loop);
 }
 
-static void watch_half_open(struct cairn_listener *listener);
-static void accept_waiting(struct cairn_listener *listener);
+static void watch_half_open(struct listener *listener);
+static void accept_waiting(struct listener *listener);
 
 // Half-open peers stand in order of arrival, so the first is the next one due.
 static void on_half_open_due(uv_timer_t *timer)
 {
-    struct cairn_listener *listener = timer->data;
+    struct listener *listener = timer->data;
     const struct cairn_peer *oldest = listener->half_open_first;
     if (oldest != NULL && now_ms(listener) >= oldest->since_ms + listener->hello_timeout_ms)
-        cairn_peer_close(listener->half_open_first, CAIRN_ERR_TIMEOUT, "no Hello within %llu ms",
-                         (unsigned long long)listener->hello_timeout_ms);
+        peer_close(listener->half_open_first, CAIRN_ERR_TIMEOUT, "no Hello within %llu ms",
+                   (unsigned long long)listener->hello_timeout_ms);
     accept_waiting(listener);
     watch_half_open(listener);
 }
 
-static bool connection_waits(const struct cairn_listener *listener)
+static bool connection_waits(const struct listener *listener)
 {
     for (size_t i = 0; i < listener->door_count; i++)
         if (listener->doors[i].connection_waits) return true;
@@ -65,7 +64,7 @@ static bool connection_waits(const struct cairn_listener *listener)
 }
 
 // Sets the timer to the moment when the oldest half-open peer must go, or may be pushed out.
-static void watch_half_open(struct cairn_listener *listener)
+static void watch_half_open(struct listener *listener)
 {
     const struct cairn_peer *oldest = listener->half_open_first;
     if (listener->is_closing) return;
@@ -80,41 +79,40 @@ static void watch_half_open(struct cairn_listener *listener)
 }
 
 // False: none yet, the timer will see to it.
-static bool make_place(struct cairn_listener *listener)
+static bool make_place(struct listener *listener)
 {
     struct cairn_peer *oldest = listener->half_open_first;
     if (listener->half_open_count < listener->half_open_max) return true;
     if (now_ms(listener) < oldest->since_ms + GRACE_MS) return false;
-    cairn_log_limited(&listener->flood_limit, CAIRN_LOG_WARN,
-                      "%zu connections have not said Hello: closing the oldest, %s",
-                      listener->half_open_count, cairn_peer_name(oldest));
-    cairn_peer_close(oldest, CAIRN_ERR_BUSY, "too many connections have not said Hello");
+    log_limited(&listener->flood_limit, CAIRN_LOG_WARN,
+                "%zu connections have not said Hello: closing the oldest, %s",
+                listener->half_open_count, peer_name(oldest));
+    peer_close(oldest, CAIRN_ERR_BUSY, "too many connections have not said Hello");
     return true;
 }
 
 // libuv holds one accepted connection of a door and polls for no other until we take it: so new ones
 // wait in the kernel while all half-open places are taken.
-static void accept_at(struct cairn_listener *listener, struct cairn_door *door)
+static void accept_at(struct listener *listener, struct door *door)
 {
     if (!door->connection_waits || listener->is_closing || !make_place(listener)) return;
     struct cairn_sentence why;
     const cairn_status status = peer_accept(door, &why);
     door->connection_waits = status == CAIRN_ERR_NO_MEMORY; // not taken: again later
-    if (status != CAIRN_OK)
-        cairn_log_limited(&listener->accept_limit, CAIRN_LOG_WARN, "%s", why.text);
+    if (status != CAIRN_OK) log_limited(&listener->accept_limit, CAIRN_LOG_WARN, "%s", why.text);
 }
 
-static void accept_waiting(struct cairn_listener *listener)
+static void accept_waiting(struct listener *listener)
 {
     for (size_t i = 0; i < listener->door_count; i++) accept_at(listener, &listener->doors[i]);
 }
 
 static void listener_on_connection(uv_stream_t *server, int error)
 {
-    struct cairn_door *door = server->data;
+    struct door *door = server->data;
     if (error != 0) {
-        cairn_log_limited(&door->listener->accept_limit, CAIRN_LOG_WARN,
-                          "cannot accept a connection: %s", uv_strerror(error));
+        log_limited(&door->listener->accept_limit, CAIRN_LOG_WARN, "cannot accept a connection: %s",
+                    uv_strerror(error));
         return;
     }
     door->connection_waits = true;
@@ -123,13 +121,13 @@ static void listener_on_connection(uv_stream_t *server, int error)
 }
 
 /* A peer left the half-open list: one that waits may come in. */
-static void listener_place_freed(struct cairn_listener *listener)
+static void listener_place_freed(struct listener *listener)
 {
     accept_waiting(listener);
     watch_half_open(listener);
 }
 
-static void free_when_empty(struct cairn_listener *listener)
+static void free_when_empty(struct listener *listener)
 {
     if (listener->open_handles > 0 || listener->peer_count > 0) return;
     void (*on_closed)(void *) = listener->on_closed;
@@ -138,7 +136,7 @@ static void free_when_empty(struct cairn_listener *listener)
     if (on_closed != NULL) on_closed(context);
 }
 
-static void handle_closed(struct cairn_listener *listener)
+static void handle_closed(struct listener *listener)
 {
     listener->open_handles--;
     free_when_empty(listener);
@@ -151,12 +149,12 @@ static void on_timer_closed(uv_handle_t *handle)
 
 static void on_door_closed(uv_handle_t *handle)
 {
-    const struct cairn_door *door = handle->data;
+    const struct door *door = handle->data;
     handle_closed(door->listener);
 }
 
 /* A peer was freed (it is not counted any more). */
-static void listener_peer_gone(struct cairn_listener *listener)
+static void listener_peer_gone(struct listener *listener)
 {
     if (listener->is_closing)
         free_when_empty(listener);
@@ -164,7 +162,7 @@ static void listener_peer_gone(struct cairn_listener *listener)
         listener_place_freed(listener);
 }
 
-static void close_handles(struct cairn_listener *listener)
+static void close_handles(struct listener *listener)
 {
     listener->is_closing = true;
     for (size_t i = 0; i < listener->door_count; i++)
@@ -172,7 +170,7 @@ static void close_handles(struct cairn_listener *listener)
     uv_close((uv_handle_t *)&listener->timer, on_timer_closed);
 }
 
-void cairn_listener_close(struct cairn_listener *listener, void (*on_closed)(void *context))
+void listener_close(struct listener *listener, void (*on_closed)(void *context))
 {
     if (listener->is_closing) return;
     listener->on_closed = on_closed;
@@ -190,8 +188,7 @@ static bool next_address(const char **at, char one_out[CAIRN_ADDRESS_TEXT_BYTES]
     return length > 0;
 }
 
-cairn_status cairn_listener_judge(const struct cairn_listener_options *options,
-                                  struct cairn_sentence *why)
+cairn_status listener_judge(const struct listener_options *options, struct cairn_sentence *why)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
     size_t count = 0;
@@ -205,13 +202,12 @@ cairn_status cairn_listener_judge(const struct cairn_listener_options *options,
     return CAIRN_OK;
 }
 
-static cairn_status open_doors(struct cairn_listener *listener, const char *text,
-                               const struct cairn_listener_options *options,
-                               struct cairn_sentence *why)
+static cairn_status open_doors(struct listener *listener, const char *text,
+                               const struct listener_options *options, struct cairn_sentence *why)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
     while (next_address(&text, one)) {
-        struct cairn_door *door = &listener->doors[listener->door_count++];
+        struct door *door = &listener->doors[listener->door_count++];
         door->listener = listener;
         const cairn_status status = door_open(door, one, options, why);
         listener->open_handles += door->is_open;
@@ -223,12 +219,11 @@ static cairn_status open_doors(struct cairn_listener *listener, const char *text
     return CAIRN_OK;
 }
 
-static cairn_status open_all(struct cairn_listener *listener,
-                             const struct cairn_listener_options *options,
+static cairn_status open_all(struct listener *listener, const struct listener_options *options,
                              struct cairn_sentence *why)
 {
     char place[CAIRN_ADDRESS_TEXT_BYTES];
-    cairn_status status = cairn_listener_judge(options, why);
+    cairn_status status = listener_judge(options, why);
     if (status != CAIRN_OK) return status;
     if (options->listen[strspn(options->listen, " ")] != '\0')
         return open_doors(listener, options->listen, options, why);
@@ -242,9 +237,8 @@ static void on_room_full(void *context)
     peer_close_unfinished(context);
 }
 
-static void take_options(struct cairn_listener *listener,
-                         const struct cairn_listener_options *options, uint16_t hello_type,
-                         uint16_t type_max)
+static void take_options(struct listener *listener, const struct listener_options *options,
+                         uint16_t hello_type, uint16_t type_max)
 {
     listener->connections_max = (size_t)options->connections_max;
     listener->half_open_max = (size_t)options->half_open_max;
@@ -258,12 +252,12 @@ static void take_options(struct cairn_listener *listener,
     listener->after_hello = (struct cairn_frame_limits) { 1, type_max, CAIRN_FRAME_BYTES_MAX };
 }
 
-cairn_status cairn_listener_open(uv_loop_t *loop, const struct cairn_listener_options *options,
-                                 uint16_t hello_type, uint16_t type_max,
-                                 const struct cairn_listener_events *events, void *context,
-                                 struct cairn_listener **listener_out, struct cairn_sentence *why)
+cairn_status listener_open(uv_loop_t *loop, const struct listener_options *options,
+                           uint16_t hello_type, uint16_t type_max,
+                           const struct listener_events *events, void *context,
+                           struct listener **listener_out, struct cairn_sentence *why)
 {
-    struct cairn_listener *listener = calloc(1, sizeof *listener);
+    struct listener *listener = calloc(1, sizeof *listener);
     if (listener == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a listener");
     take_options(listener, options, hello_type, type_max);
     listener->events = *events;
@@ -280,7 +274,7 @@ cairn_status cairn_listener_open(uv_loop_t *loop, const struct cairn_listener_op
     return CAIRN_OK;
 }
 
-const char *cairn_listener_address(const struct cairn_listener *listener)
+const char *listener_address(const struct listener *listener)
 {
     return listener->address;
 }
@@ -321,7 +315,7 @@ static cairn_status judge_name(const struct place *place, struct cairn_sentence 
                       address->host, found, address->port);
 }
 
-static cairn_status find_place(const char *text, const struct cairn_listener_options *options,
+static cairn_status find_place(const char *text, const struct listener_options *options,
                                struct place *place, struct cairn_sentence *why)
 {
     socklen_t addr_bytes;
@@ -341,7 +335,7 @@ static cairn_status find_place(const char *text, const struct cairn_listener_opt
 }
 
 /* May it be listened on? As cairn_door_open says it. */
-static cairn_status door_judge(const char *text, const struct cairn_listener_options *options,
+static cairn_status door_judge(const char *text, const struct listener_options *options,
                                struct cairn_sentence *why)
 {
     struct place place;
@@ -361,7 +355,7 @@ static void say_who_may_come(const struct place *place, const char *text)
 
 /* No device of this host has the address: at boot one may have it a moment later (DHCP, a floating address).
  * Who ended for that, again and again, would be given up by the supervisor. */
-static int bind_early(struct cairn_door *door, const struct sockaddr_storage *addr)
+static int bind_early(struct door *door, const struct sockaddr_storage *addr)
 {
     const int on = 1;
     int fd;
@@ -375,7 +369,7 @@ static int bind_early(struct cairn_door *door, const struct sockaddr_storage *ad
     return error;
 }
 
-static cairn_status open_tcp(struct cairn_door *door, const struct sockaddr_storage *addr,
+static cairn_status open_tcp(struct door *door, const struct sockaddr_storage *addr,
                              struct cairn_sentence *why)
 {
     struct sockaddr_storage bound = { 0 };
@@ -397,15 +391,15 @@ static cairn_status open_tcp(struct cairn_door *door, const struct sockaddr_stor
     return CAIRN_OK;
 }
 
-static void unlink_made(struct cairn_door *door)
+static void unlink_made(struct door *door)
 {
     if (door->is_made) control_socket_unlink(door->address, &door->made);
     door->is_made = false;
 }
 
-static cairn_status open_unix(struct cairn_door *door, struct cairn_sentence *why)
+static cairn_status open_unix(struct door *door, struct cairn_sentence *why)
 {
-    const cairn_status status = cairn_control_socket_open(door->address, BACKLOG, &door->made, why);
+    const cairn_status status = control_socket_open(door->address, BACKLOG, &door->made, why);
     if (status != CAIRN_OK) return status;
     door->is_made = true;
     int error = uv_pipe_open(&door->io.pipe, door->made.fd);
@@ -421,9 +415,8 @@ static cairn_status open_unix(struct cairn_door *door, struct cairn_sentence *wh
 }
 
 /* Listens on one address. If it fails and is_open, it is to be closed. */
-static cairn_status door_open(struct cairn_door *door, const char *text,
-                              const struct cairn_listener_options *options,
-                              struct cairn_sentence *why)
+static cairn_status door_open(struct door *door, const char *text,
+                              const struct listener_options *options, struct cairn_sentence *why)
 {
     struct place place;
     uv_loop_t *loop = door->listener->timer.loop;
@@ -440,7 +433,7 @@ static cairn_status door_open(struct cairn_door *door, const char *text,
     return place.address.is_unix ? open_unix(door, why) : open_tcp(door, &place.addr, why);
 }
 
-static void door_close(struct cairn_door *door, uv_close_cb on_closed)
+static void door_close(struct door *door, uv_close_cb on_closed)
 {
     // First: once the socket is closed, its inode's number may be another one's.
     unlink_made(door);
@@ -463,14 +456,14 @@ static void on_bus(int number, siginfo_t *info, void *context)
     signal(number, SIG_DFL); // the instruction runs again, and ends the process as it should
 }
 
-cairn_status cairn_guard_install(void)
+cairn_status guard_install(void)
 {
     struct sigaction action = { .sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_NODEFER };
     sigemptyset(&action.sa_mask);
     return sigaction(SIGBUS, &action, NULL) == 0 ? CAIRN_OK : CAIRN_ERR_INTERNAL;
 }
 
-const void *cairn_guard_run(void (*run)(void *arg), void *arg)
+const void *guard_run(void (*run)(void *arg), void *arg)
 {
     sigjmp_buf here;
     assert(way_out == NULL);
@@ -512,7 +505,7 @@ static void unlink_from(struct cairn_peer **first, struct cairn_peer **last,
 
 static void leave_half_open(struct cairn_peer *peer)
 {
-    struct cairn_listener *listener = peer->listener;
+    struct listener *listener = peer->listener;
     if (!peer->is_half_open) return;
     peer->is_half_open = false;
     listener->half_open_count--;
@@ -523,15 +516,15 @@ static void leave_half_open(struct cairn_peer *peer)
 // Strangers' ends are the listener's to log, by kind; those of admitted peers are the daemon's.
 static void log_stranger(struct cairn_peer *peer, cairn_status status, const char *why)
 {
-    struct cairn_listener *listener = peer->listener;
+    struct listener *listener = peer->listener;
     if (status == CAIRN_ERR_PROTOCOL)
-        cairn_log_limited(&listener->garbage_limit, CAIRN_LOG_WARN, "closed a connection of %s: %s",
-                          cairn_peer_name(peer), why);
+        log_limited(&listener->garbage_limit, CAIRN_LOG_WARN, "closed a connection of %s: %s",
+                    peer_name(peer), why);
     else if (status == CAIRN_ERR_TIMEOUT)
-        cairn_log_limited(&listener->silent_limit, CAIRN_LOG_WARN, "closed a connection of %s: %s",
-                          cairn_peer_name(peer), why);
+        log_limited(&listener->silent_limit, CAIRN_LOG_WARN, "closed a connection of %s: %s",
+                    peer_name(peer), why);
     else
-        cairn_log_debug("a connection of %s ended: %s", cairn_peer_name(peer), why);
+        cairn_log_debug("a connection of %s ended: %s", peer_name(peer), why);
 }
 
 static void on_stream_frame(struct cairn_stream *stream, const struct cairn_frame *frame,
@@ -547,7 +540,7 @@ static void on_stream_close(struct cairn_stream *stream, cairn_status status, co
                             void *context)
 {
     struct cairn_peer *peer = context;
-    struct cairn_listener *listener = peer->listener;
+    struct listener *listener = peer->listener;
     (void)stream;
     if (!peer->was_heard)
         log_stranger(peer, status, why);
@@ -561,9 +554,9 @@ static void on_stream_close(struct cairn_stream *stream, cairn_status status, co
 }
 
 /* Takes the connection that waits at the door; one over connections_max is closed at once. */
-static cairn_status peer_accept(struct cairn_door *door, struct cairn_sentence *why)
+static cairn_status peer_accept(struct door *door, struct cairn_sentence *why)
 {
-    struct cairn_listener *listener = door->listener;
+    struct listener *listener = door->listener;
     const struct cairn_stream_options options = { listener->before_hello,
                                                   listener->send_queue_bytes, &listener->room };
     const struct cairn_stream_events events = { .on_frame = on_stream_frame,
@@ -583,20 +576,20 @@ static cairn_status peer_accept(struct cairn_door *door, struct cairn_sentence *
     listener->half_open_count++;
     listener->peer_count++;
     if (listener->peer_count <= listener->connections_max) return CAIRN_OK;
-    cairn_log_limited(&listener->full_limit, CAIRN_LOG_WARN,
-                      "refused a connection of %s: there are %zu already, as many as "
-                      "connections_max in [network] allows",
-                      cairn_peer_name(peer), listener->connections_max);
-    cairn_peer_close(peer, CAIRN_ERR_BUSY, "too many connections");
+    log_limited(&listener->full_limit, CAIRN_LOG_WARN,
+                "refused a connection of %s: there are %zu already, as many as "
+                "connections_max in [network] allows",
+                peer_name(peer), listener->connections_max);
+    peer_close(peer, CAIRN_ERR_BUSY, "too many connections");
     return CAIRN_OK;
 }
 
-static void peer_close_all(struct cairn_listener *listener)
+static void peer_close_all(struct listener *listener)
 {
     while (listener->half_open_first != NULL)
-        cairn_peer_close(listener->half_open_first, CAIRN_ERR_CLOSED, "the daemon stops");
+        peer_close(listener->half_open_first, CAIRN_ERR_CLOSED, "the daemon stops");
     for (struct cairn_peer *peer = listener->admitted_first; peer != NULL; peer = peer->after)
-        cairn_peer_close(peer, CAIRN_ERR_CLOSED, "the daemon stops");
+        peer_close(peer, CAIRN_ERR_CLOSED, "the daemon stops");
 }
 
 static struct cairn_peer *older_frame(struct cairn_peer *oldest, struct cairn_peer *first)
@@ -613,25 +606,23 @@ static struct cairn_peer *older_frame(struct cairn_peer *oldest, struct cairn_pe
 }
 
 /* Closes the one whose frame has been unfinished for the longest time. */
-static void peer_close_unfinished(struct cairn_listener *listener)
+static void peer_close_unfinished(struct listener *listener)
 {
     uint64_t since_ms;
     struct cairn_peer *oldest = older_frame(NULL, listener->half_open_first);
     oldest = older_frame(oldest, listener->admitted_first);
     if (oldest == NULL) return; // all are whole, and being worked on
     const size_t bytes = cairn_stream_unfinished_bytes(oldest->stream, &since_ms);
-    cairn_log_limited(
-        &listener->room_limit, CAIRN_LOG_WARN,
-        "messages that are not whole take more than %zu MiB: closing %s, which sent %zu "
-        "bytes of one %llu ms ago and not the rest",
-        listener->room.max_bytes >> 20, cairn_peer_name(oldest), bytes,
-        (unsigned long long)(uv_now(listener->timer.loop) - since_ms));
-    cairn_peer_close(
-        oldest, CAIRN_ERR_BUSY,
-        "too many unfinished messages of all peers together, and its own is the oldest");
+    log_limited(&listener->room_limit, CAIRN_LOG_WARN,
+                "messages that are not whole take more than %zu MiB: closing %s, which sent %zu "
+                "bytes of one %llu ms ago and not the rest",
+                listener->room.max_bytes >> 20, peer_name(oldest), bytes,
+                (unsigned long long)(uv_now(listener->timer.loop) - since_ms));
+    peer_close(oldest, CAIRN_ERR_BUSY,
+               "too many unfinished messages of all peers together, and its own is the oldest");
 }
 
-void cairn_peer_admit(struct cairn_peer *peer)
+void peer_admit(struct cairn_peer *peer)
 {
     if (!peer->is_half_open) return;
     leave_half_open(peer);
@@ -645,13 +636,13 @@ cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type, uint32_t re
     return cairn_stream_send(peer->stream, type, request, message, NULL);
 }
 
-cairn_status cairn_peer_send_pages(struct cairn_peer *peer, uint32_t request,
-                                   enum cairn_page_what what, struct cairn_packed *packed)
+cairn_status peer_send_pages(struct cairn_peer *peer, uint32_t request, enum cairn_page_what what,
+                             struct cairn_packed *packed)
 {
     return cairn_stream_send_pages(peer->stream, request, what, packed, NULL);
 }
 
-void cairn_peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+void peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
 {
     char text[CAIRN_SENTENCE_BYTES];
     va_list args;
@@ -662,7 +653,7 @@ void cairn_peer_close(struct cairn_peer *peer, cairn_status status, const char *
     cairn_stream_close(peer->stream, status, "%s", text);
 }
 
-void cairn_peer_finish(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+void peer_finish(struct cairn_peer *peer, cairn_status status, const char *format, ...)
 {
     char text[CAIRN_SENTENCE_BYTES];
     va_list args;
@@ -673,17 +664,17 @@ void cairn_peer_finish(struct cairn_peer *peer, cairn_status status, const char 
     cairn_stream_finish(peer->stream, status, "%s", text);
 }
 
-void cairn_peer_set_context(struct cairn_peer *peer, void *context)
+void peer_set_context(struct cairn_peer *peer, void *context)
 {
     peer->context = context;
 }
 
-void *cairn_peer_context(const struct cairn_peer *peer)
+void *peer_context(const struct cairn_peer *peer)
 {
     return peer->context;
 }
 
-const char *cairn_peer_name(const struct cairn_peer *peer)
+const char *peer_name(const struct cairn_peer *peer)
 {
     return cairn_stream_peer(peer->stream);
 }
@@ -759,7 +750,7 @@ static cairn_status judge_place(const char *path, struct cairn_sentence *why)
 }
 
 /* Nobody can connect before it listens, and then it has its mode. */
-static cairn_status make(const char *path, int backlog, struct cairn_control_socket *socket_out,
+static cairn_status make(const char *path, int backlog, struct control_socket *socket_out,
                          struct cairn_sentence *why)
 {
     struct stat st;
@@ -771,7 +762,7 @@ static cairn_status make(const char *path, int backlog, struct cairn_control_soc
     if (fd < 0) return refuse(path, "no socket", errno, why);
     if (bind(fd, (struct sockaddr *)&addr, sizeof addr) == 0 && chmod(beside, 0660) == 0 &&
         listen(fd, backlog) == 0 && lstat(beside, &st) == 0 && rename(beside, path) == 0) {
-        *socket_out = (struct cairn_control_socket) { fd, st.st_dev, st.st_ino };
+        *socket_out = (struct control_socket) { fd, st.st_dev, st.st_ino };
         return CAIRN_OK;
     }
     const cairn_status status = refuse(path, "it cannot be made", errno, why);
@@ -780,9 +771,8 @@ static cairn_status make(const char *path, int backlog, struct cairn_control_soc
     return status;
 }
 
-cairn_status cairn_control_socket_open(const char *path, int backlog,
-                                       struct cairn_control_socket *socket_out,
-                                       struct cairn_sentence *why)
+cairn_status control_socket_open(const char *path, int backlog, struct control_socket *socket_out,
+                                 struct cairn_sentence *why)
 {
     int lock_fd = -1;
     cairn_status status = lock_folder(path, &lock_fd, why);
@@ -796,7 +786,7 @@ cairn_status cairn_control_socket_open(const char *path, int backlog,
 /* Removes the socket's name; call it while socket->fd is still open. Somebody may have replaced
  * the file, even while we listen, if the name was gone for a moment: a file that is not ours
  * stays. */
-static void control_socket_unlink(const char *path, const struct cairn_control_socket *socket)
+static void control_socket_unlink(const char *path, const struct control_socket *socket)
 {
     struct stat st;
     if (lstat(path, &st) == 0 && st.st_dev == socket->device && st.st_ino == socket->inode)

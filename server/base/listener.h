@@ -32,7 +32,7 @@
  * socket, is left and refused. The folder is locked meanwhile, so of two that start at once the second finds
  * the first. Blocks for at most a second; at a daemon's start only. */
 
-struct cairn_control_socket {
+struct control_socket {
     int fd; /* the caller's */
     /* what was made at the path: nothing else has these numbers while fd is open */
     dev_t device;
@@ -41,9 +41,9 @@ struct cairn_control_socket {
 
 /* `path`: one that cairn_address_parse took. The folder must exist. CAIRN_ERR_BUSY: somebody listens there.
  * CAIRN_ERR_CONFIG: it cannot be made there. */
-CAIRN_MUST_CHECK cairn_status cairn_control_socket_open(const char *path, int backlog,
-                                                        struct cairn_control_socket *socket_out,
-                                                        struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status control_socket_open(const char *path, int backlog,
+                                                  struct control_socket *socket_out,
+                                                  struct cairn_sentence *why);
 
 /* ==== guard ==== */
 
@@ -57,20 +57,20 @@ CAIRN_MUST_CHECK cairn_status cairn_control_socket_open(const char *path, int ba
 
 /* Installs the handler of SIGBUS for the process, once; a SIGBUS outside of guarded code ends the process
  * as before. CAIRN_ERR_INTERNAL: the system refused. */
-CAIRN_MUST_CHECK cairn_status cairn_guard_install(void);
+CAIRN_MUST_CHECK cairn_status guard_install(void);
 
 /* Runs run(arg). NULL: it came to its end. Else it met a SIGBUS at the address that is returned. */
-CAIRN_MUST_CHECK const void *cairn_guard_run(void (*run)(void *arg), void *arg);
+CAIRN_MUST_CHECK const void *guard_run(void (*run)(void *arg), void *arg);
 
 /* ==== listener ==== */
 
 #define CAIRN_LISTEN_MAX 8 /* addresses */
 
-struct cairn_listener;
+struct listener;
 struct cairn_peer;
 
 /* From the configuration. The strings are the configuration's. */
-struct cairn_listener_options {
+struct listener_options {
     char *listen; /* addresses, blanks between; port 0 = any free one; "": the default socket */
     bool insecure_network;
     int64_t connections_max;
@@ -79,7 +79,7 @@ struct cairn_listener_options {
     int64_t send_queue_bytes;
 };
 
-/* The rows of a daemon's option table for the member `member` (a struct cairn_listener_options) of
+/* The rows of a daemon's option table for the member `member` (a struct listener_options) of
  * its `struct_type`. */
 #define CAIRN_LISTENER_CONFIG(struct_type, member)                                           \
     { "network",                                                                             \
@@ -132,9 +132,9 @@ struct cairn_listener_options {
             "Bytes waiting for a peer that does not read before it is closed."               \
     }
 
-struct cairn_listener_events {
+struct listener_events {
     /* A frame has come. If the peer is half open, the frame is of type hello_type: judge it,
-     * then call cairn_peer_admit or cairn_peer_finish. The payload is borrowed until this
+     * then call peer_admit or peer_finish. The payload is borrowed until this
      * returns. */
     void (*on_frame)(struct cairn_peer *peer, const struct cairn_frame *frame, void *context);
     /* The peer is gone; the pointer is dead when this returns. Comes once for each peer that
@@ -142,43 +142,44 @@ struct cairn_listener_events {
     void (*on_gone)(struct cairn_peer *peer, cairn_status status, const char *why, void *context);
 };
 
-/* Are these addresses that may be listened on? As cairn_listener_open says it, before it. */
-CAIRN_MUST_CHECK cairn_status cairn_listener_judge(const struct cairn_listener_options *options,
-                                                   struct cairn_sentence *why);
+/* Are these addresses that may be listened on? As listener_open says it, before it. */
+CAIRN_MUST_CHECK cairn_status listener_judge(const struct listener_options *options,
+                                             struct cairn_sentence *why);
 
 /* Listens. `type_max` is the last known message type. `events` and `options` are copied.
  * CAIRN_ERR_REFUSED: not loopback and not allowed. CAIRN_ERR_CONFIG: no such address.
  * CAIRN_ERR_BUSY: the port or the socket is another's. */
-CAIRN_MUST_CHECK cairn_status cairn_listener_open(
-    uv_loop_t *loop, const struct cairn_listener_options *options, uint16_t hello_type,
-    uint16_t type_max, const struct cairn_listener_events *events, void *context,
-    struct cairn_listener **listener_out, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status listener_open(uv_loop_t *loop, const struct listener_options *options,
+                                            uint16_t hello_type, uint16_t type_max,
+                                            const struct listener_events *events, void *context,
+                                            struct listener **listener_out,
+                                            struct cairn_sentence *why);
 /* Stops listening, closes all peers (on_gone comes for each), then frees itself and calls on_closed
  * (may be NULL). */
-void cairn_listener_close(struct cairn_listener *listener, void (*on_closed)(void *context));
+void listener_close(struct listener *listener, void (*on_closed)(void *context));
 
 /* The addresses it listens on, as in the configuration, with real ports: "/run/cairn/coordinator.sock
  * 127.0.0.1:40123". Valid as long as it is. */
-const char *cairn_listener_address(const struct cairn_listener *listener);
+const char *listener_address(const struct listener *listener);
 
 /* The peer said a good Hello: all types and 1 MiB from the next frame on, no deadline. */
-void cairn_peer_admit(struct cairn_peer *peer);
+void peer_admit(struct cairn_peer *peer);
 /* See cairn_stream_send. */
 CAIRN_MUST_CHECK cairn_status cairn_peer_send(struct cairn_peer *peer, uint16_t type,
                                               uint32_t request, const ProtobufCMessage *message);
 /* See cairn_stream_send_pages. */
-CAIRN_MUST_CHECK cairn_status cairn_peer_send_pages(struct cairn_peer *peer, uint32_t request,
-                                                    enum cairn_page_what what,
-                                                    struct cairn_packed *packed);
+CAIRN_MUST_CHECK cairn_status peer_send_pages(struct cairn_peer *peer, uint32_t request,
+                                              enum cairn_page_what what,
+                                              struct cairn_packed *packed);
 /* Closes it now, or once the queue went out; on_gone comes later with this reason. */
-void cairn_peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+void peer_close(struct cairn_peer *peer, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-void cairn_peer_finish(struct cairn_peer *peer, cairn_status status, const char *format, ...)
+void peer_finish(struct cairn_peer *peer, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The daemon's own pointer for it; NULL at first. */
-void cairn_peer_set_context(struct cairn_peer *peer, void *context);
-void *cairn_peer_context(const struct cairn_peer *peer);
+void peer_set_context(struct cairn_peer *peer, void *context);
+void *peer_context(const struct cairn_peer *peer);
 /* "127.0.0.1:41234", "pid=123,uid=1000". */
-const char *cairn_peer_name(const struct cairn_peer *peer);
+const char *peer_name(const struct cairn_peer *peer);
 
 #endif

@@ -17,11 +17,11 @@ struct cairn_peer {
     bool is_half_open; /* in the list half_open, else in admitted */
     bool was_heard;    /* on_frame was called: on_gone is due */
     /* borrowed */
-    struct cairn_listener *listener;
+    struct listener *listener;
     void *context;
 };
 
-struct cairn_door {
+struct door {
     union {
         uv_handle_t handle;
         uv_stream_t stream;
@@ -32,12 +32,12 @@ struct cairn_door {
     bool is_made;          /* a socket, by us, at a path */
     bool connection_waits; /* libuv holds one that was not taken */
     char address[CAIRN_ADDRESS_TEXT_BYTES];
-    struct cairn_control_socket made; /* if is_made; its fd is io's */
-    struct cairn_listener *listener;  /* borrowed */
+    struct control_socket made; /* if is_made; its fd is io's */
+    struct listener *listener;  /* borrowed */
 };
 
-struct cairn_listener {
-    struct cairn_door doors[CAIRN_LISTEN_MAX]; /* [door_count] */
+struct listener {
+    struct door doors[CAIRN_LISTEN_MAX]; /* [door_count] */
     size_t door_count;
     uv_timer_t timer; /* runs only while there are half-open peers */
     int open_handles; /* of doors and timer, those whose close is not done */
@@ -60,15 +60,15 @@ struct cairn_listener {
     struct cairn_frame_limits before_hello;
     struct cairn_frame_limits after_hello;
 
-    struct cairn_log_limit garbage_limit; /* one kind of warning each */
-    struct cairn_log_limit silent_limit;
-    struct cairn_log_limit flood_limit;
-    struct cairn_log_limit full_limit;
-    struct cairn_log_limit accept_limit;
-    struct cairn_log_limit room_limit;
+    struct log_limit garbage_limit; /* one kind of warning each */
+    struct log_limit silent_limit;
+    struct log_limit flood_limit;
+    struct log_limit full_limit;
+    struct log_limit accept_limit;
+    struct log_limit room_limit;
 
     /* borrowed */
-    struct cairn_listener_events events;
+    struct listener_events events;
     void (*on_closed)(void *context);
     void *context;
 };

@@ -31,7 +31,7 @@ static atomic_int level_before = CAIRN_LOG_INFO; // what a second toggle goes ba
 static enum cairn_log_format log_format = CAIRN_LOG_LOGFMT;
 static bool is_journal; // stderr is
 
-static size_t log_words(struct cairn_log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
+static size_t log_words(struct log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
                         const char *format, va_list args);
 
 /* systemd.exec(5): JOURNAL_STREAM names the device and the inode of the stream that it gave us. */
@@ -44,7 +44,7 @@ static bool find_journal(void)
            fstat(STDERR_FILENO, &info) == 0 && info.st_dev == device && info.st_ino == inode;
 }
 
-void cairn_log_init(const char *name, enum cairn_log_level level)
+void log_init(const char *name, enum log_level level)
 {
     snprintf(log_name, sizeof log_name, "%s", name != NULL ? name : "");
     atomic_store(&log_level, (int)level);
@@ -60,10 +60,10 @@ static size_t find_name(const char *const *names, size_t count, const char *text
     return i;
 }
 
-bool cairn_log_level_parse(const char *text, enum cairn_log_level *level_out)
+bool log_level_parse(const char *text, enum log_level *level_out)
 {
     const size_t i = find_name(level_names, LEVELS, text);
-    if (i < LEVELS) *level_out = (enum cairn_log_level)i;
+    if (i < LEVELS) *level_out = (enum log_level)i;
     return i < LEVELS;
 }
 
@@ -74,11 +74,11 @@ static bool parse_format(const char *text, enum cairn_log_format *format_out)
     return i < FORMATS;
 }
 
-cairn_status cairn_log_judge(const struct cairn_log_options *options, struct cairn_sentence *why)
+cairn_status log_judge(const struct log_options *options, struct cairn_sentence *why)
 {
-    enum cairn_log_level level;
+    enum log_level level;
     enum cairn_log_format format;
-    if (options->level[0] != '\0' && !cairn_log_level_parse(options->level, &level))
+    if (options->level[0] != '\0' && !log_level_parse(options->level, &level))
         return cairn_fail(why, CAIRN_ERR_CONFIG,
                           "log.level is \"%.100s\": give error, warn, info or debug",
                           options->level);
@@ -88,15 +88,15 @@ cairn_status cairn_log_judge(const struct cairn_log_options *options, struct cai
     return CAIRN_OK;
 }
 
-void cairn_log_set(const char *name, const struct cairn_log_options *options)
+void log_set(const char *name, const struct log_options *options)
 {
-    enum cairn_log_level level = (enum cairn_log_level)atomic_load(&log_level);
-    (void)cairn_log_level_parse(options->level, &level);
+    enum log_level level = (enum log_level)atomic_load(&log_level);
+    (void)log_level_parse(options->level, &level);
     (void)parse_format(options->format, &log_format);
-    cairn_log_init(name, level);
+    log_init(name, level);
 }
 
-bool cairn_log_toggle_debug(void)
+bool log_toggle_debug(void)
 {
     const int before = atomic_load(&level_before);
     const bool debug = atomic_load(&log_level) != CAIRN_LOG_DEBUG || before == CAIRN_LOG_DEBUG;
@@ -104,7 +104,7 @@ bool cairn_log_toggle_debug(void)
     return debug;
 }
 
-bool cairn_log_enabled(enum cairn_log_level level)
+bool log_enabled(enum log_level level)
 {
     return (int)level <= atomic_load_explicit(&log_level, memory_order_relaxed);
 }
@@ -129,8 +129,8 @@ static bool has_room(void)
 }
 
 // A whole line, with its priority where the journal reads it. Returns its length.
-static size_t make_line(char line[LINE_BYTES], enum cairn_log_level level, const char *message,
-                        const struct cairn_log_field *fields, size_t field_count)
+static size_t make_line(char line[LINE_BYTES], enum log_level level, const char *message,
+                        const struct log_field *fields, size_t field_count)
 {
     static const char priorities[] = { '3', '4', '6', '7' }; // of syslog(3), by level
     const char head[] = { '<', priorities[level], '>' };
@@ -159,11 +159,11 @@ static void put_out(const char *line, size_t line_bytes)
     pthread_mutex_unlock(&lock);
 }
 
-static void emit(enum cairn_log_level level, const struct cairn_log_field *fields,
-                 size_t field_count, const char *format, va_list args)
+static void emit(enum log_level level, const struct log_field *fields, size_t field_count,
+                 const char *format, va_list args)
 {
     char message[MESSAGE_BYTES], line[LINE_BYTES];
-    struct cairn_log_field all[CAIRN_LOG_FIELDS_MAX];
+    struct log_field all[CAIRN_LOG_FIELDS_MAX];
     size_t count = 0;
     for (; count < field_count && count < CAIRN_LOG_FIELDS_MAX; count++) all[count] = fields[count];
     count = log_words(all, count, format, args);
@@ -171,37 +171,36 @@ static void emit(enum cairn_log_level level, const struct cairn_log_field *field
     put_out(line, make_line(line, level, message, all, count));
 }
 
-void cairn_log(enum cairn_log_level level, const char *format, ...)
+void cairn_log(enum log_level level, const char *format, ...)
 {
-    if (!cairn_log_enabled(level)) return;
+    if (!log_enabled(level)) return;
     va_list args;
     va_start(args, format);
     emit(level, NULL, 0, format, args);
     va_end(args);
 }
 
-void cairn_log_fields(enum cairn_log_level level, const struct cairn_log_field *fields,
-                      size_t field_count, const char *format, ...)
+void log_fields(enum log_level level, const struct log_field *fields, size_t field_count,
+                const char *format, ...)
 {
-    if (!cairn_log_enabled(level)) return;
+    if (!log_enabled(level)) return;
     va_list args;
     va_start(args, format);
     emit(level, fields, field_count, format, args);
     va_end(args);
 }
 
-void cairn_log_limited(struct cairn_log_limit *limit, enum cairn_log_level level,
-                       const char *format, ...)
+void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     const uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-    if (!cairn_log_enabled(level)) return;
+    if (!log_enabled(level)) return;
     if (now_ms < limit->next_ms) {
         limit->suppressed++;
         return;
     }
-    const struct cairn_log_field field = { "suppressed", NULL, limit->suppressed };
+    const struct log_field field = { "suppressed", NULL, limit->suppressed };
     va_list args;
     va_start(args, format);
     emit(level, &field, limit->suppressed > 0 ? 1 : 0, format, args);
@@ -301,8 +300,7 @@ static void put_json_field(struct line *line, const char *key, const char *value
 
 size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t line_bytes,
                         const char *time_text, const char *level, const char *name,
-                        const char *message, const struct cairn_log_field *fields,
-                        size_t field_count)
+                        const char *message, const struct log_field *fields, size_t field_count)
 {
     const bool json = format == CAIRN_LOG_JSON;
     const char *const heads[][2] = {
@@ -387,10 +385,9 @@ static unsigned long long take_unsigned(struct arguments *args, int longs)
 
 // The argument, used up. False: it is no value of a field, which is a plain text or a number that is not
 // negative.
-static bool take_argument(const struct conversion *c, struct arguments *args,
-                          struct cairn_log_field *out)
+static bool take_argument(const struct conversion *c, struct arguments *args, struct log_field *out)
 {
-    *out = (struct cairn_log_field) { .key = NULL };
+    *out = (struct log_field) { .key = NULL };
     switch (c->kind) {
     case '\0':
     case '%':
@@ -430,7 +427,7 @@ static size_t find_word(const char *format, const char *at)
     return WORDS;
 }
 
-static bool has_key(const struct cairn_log_field *fields, size_t count, const char *key)
+static bool has_key(const struct log_field *fields, size_t count, const char *key)
 {
     for (size_t i = 0; i < count; i++)
         if (strcmp(fields[i].key, key) == 0) return true;
@@ -440,14 +437,14 @@ static bool has_key(const struct cairn_log_field *fields, size_t count, const ch
 /* Adds what the words of a sentence make fields of (log.h) behind the `count` that are there. `args`: of the
  * format, and as they were afterwards. Returns how many fields there are then; their texts are the
  * arguments'. */
-static size_t log_words(struct cairn_log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
+static size_t log_words(struct log_field fields[CAIRN_LOG_FIELDS_MAX], size_t count,
                         const char *format, va_list args)
 {
     struct arguments left;
     va_copy(left.list, args);
     for (const char *at = strchr(format, '%'); at != NULL; at = strchr(at, '%')) {
         const struct conversion c = read_conversion(at + 1);
-        struct cairn_log_field field;
+        struct log_field field;
         const size_t word = find_word(format, at);
         for (int i = 0; i < c.stars; i++) (void)va_arg(left.list, int);
         const bool is_value = take_argument(&c, &left, &field);
@@ -463,7 +460,7 @@ static size_t log_words(struct cairn_log_field fields[CAIRN_LOG_FIELDS_MAX], siz
 
 /* ==== wall ==== */
 
-int64_t cairn_wall_look(struct cairn_wall *wall, int64_t unix_s, uint64_t steady_s)
+int64_t wall_look(struct wall *wall, int64_t unix_s, uint64_t steady_s)
 {
     const int64_t passed_s = (int64_t)(steady_s - wall->steady_s);
     int64_t jump_s = wall->begun ? unix_s - wall->unix_s - passed_s : 0;
@@ -471,22 +468,22 @@ int64_t cairn_wall_look(struct cairn_wall *wall, int64_t unix_s, uint64_t steady
     wall->begun = true;
     wall->unix_s = unix_s;
     wall->steady_s = steady_s;
-    if (jump_s != 0) cairn_wall_doubt(wall);
+    if (jump_s != 0) wall_doubt(wall);
     return jump_s;
 }
 
-void cairn_wall_doubt(struct cairn_wall *wall)
+void wall_doubt(struct wall *wall)
 {
     wall->jumped = true;
     wall->jumped_at_s = wall->steady_s;
 }
 
-uint64_t cairn_wall_sound_s(const struct cairn_wall *wall)
+uint64_t wall_sound_s(const struct wall *wall)
 {
     return wall->jumped ? wall->steady_s - wall->jumped_at_s : UINT64_MAX;
 }
 
-void cairn_wall_jump_text(int64_t jump_s, char out[CAIRN_WALL_JUMP_BYTES])
+void wall_jump_text(int64_t jump_s, char out[CAIRN_WALL_JUMP_BYTES])
 {
     static const struct {
         uint64_t s;
@@ -502,7 +499,7 @@ void cairn_wall_jump_text(int64_t jump_s, char out[CAIRN_WALL_JUMP_BYTES])
              count == 1 ? "" : "s", jump_s < 0 ? "back" : "ahead");
 }
 
-uint64_t cairn_wall_unix_s(void)
+uint64_t wall_unix_s(void)
 {
     const time_t now = time(NULL);
     return now > 0 ? (uint64_t)now : 0;
@@ -516,11 +513,11 @@ static uint64_t wall_steady_s(void)
     return (uint64_t)now.tv_sec;
 }
 
-bool cairn_wall_watch(struct cairn_wall *wall, char out[CAIRN_WALL_JUMP_BYTES])
+bool wall_watch(struct wall *wall, char out[CAIRN_WALL_JUMP_BYTES])
 {
-    const int64_t jump_s = cairn_wall_look(wall, (int64_t)time(NULL), wall_steady_s());
+    const int64_t jump_s = wall_look(wall, (int64_t)time(NULL), wall_steady_s());
     if (jump_s == 0) return false;
-    cairn_wall_jump_text(jump_s, out);
+    wall_jump_text(jump_s, out);
     cairn_log_warn(
         "the clock of this host jumped, %s: times in logs, events and lists of snapshots "
         "are off; no step, lease, interval or restore goes by them",

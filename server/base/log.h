@@ -24,7 +24,7 @@
 
 #include "proto/base/text.h"
 
-enum cairn_log_level {
+enum log_level {
     CAIRN_LOG_ERROR,
     CAIRN_LOG_WARN,
     CAIRN_LOG_INFO,
@@ -34,12 +34,12 @@ enum cairn_log_level {
 enum cairn_log_format { CAIRN_LOG_LOGFMT, CAIRN_LOG_JSON };
 
 /* From the configuration. The strings are the configuration's. */
-struct cairn_log_options {
+struct log_options {
     char *level;  /* "": another one's word counts */
     char *format; /* "logfmt", "json" */
 };
 
-/* The rows of a daemon's option table for the member `member` (a struct cairn_log_options) of its
+/* The rows of a daemon's option table for the member `member` (a struct log_options) of its
  * `struct_type`. */
 #define CAIRN_LOG_CONFIG(struct_type, member)                                                      \
     { "log",                                                                                       \
@@ -57,49 +57,47 @@ struct cairn_log_options {
     }
 
 /* Are these words of the table? CAIRN_ERR_CONFIG. */
-CAIRN_MUST_CHECK cairn_status cairn_log_judge(const struct cairn_log_options *options,
-                                              struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status log_judge(const struct log_options *options,
+                                        struct cairn_sentence *why);
 /* Who logs (copied, may be NULL) and down to which level. Before any other thread runs. */
-void cairn_log_init(const char *name, enum cairn_log_level level);
+void log_init(const char *name, enum log_level level);
 /* Judged options, and who logs. As above. */
-void cairn_log_set(const char *name, const struct cairn_log_options *options);
+void log_set(const char *name, const struct log_options *options);
 /* Debug from now on, or what it was before. Any thread. Returns whether it is debug now. */
-bool cairn_log_toggle_debug(void);
+bool log_toggle_debug(void);
 /* "error", "warn", "info", "debug"; false for another word. */
-bool cairn_log_level_parse(const char *text, enum cairn_log_level *level_out);
-bool cairn_log_enabled(enum cairn_log_level level);
+bool log_level_parse(const char *text, enum log_level *level_out);
+bool log_enabled(enum log_level level);
 
 /* A sentence. Lower case, exact cause, with the numbers. */
-void cairn_log(enum cairn_log_level level, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+void cairn_log(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 #define cairn_log_error(...) cairn_log(CAIRN_LOG_ERROR, __VA_ARGS__)
 #define cairn_log_warn(...)  cairn_log(CAIRN_LOG_WARN, __VA_ARGS__)
 #define cairn_log_info(...)  cairn_log(CAIRN_LOG_INFO, __VA_ARGS__)
 #define cairn_log_debug(...) cairn_log(CAIRN_LOG_DEBUG, __VA_ARGS__)
 
 /* A sentence with more fields than its words make; of a key that is given here the words make none:
- *   cairn_log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "port", NULL, port }, { "job", name, 0 }),
+ *   log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "port", NULL, port }, { "job", name, 0 }),
  *                    "attached %s", worker); */
-struct cairn_log_field {
+struct log_field {
     const char *key;
     const char *text; /* NULL: `number` is the value */
     uint64_t number;
 };
-#define CAIRN_FIELDS(...)                             \
-    (const struct cairn_log_field[]) { __VA_ARGS__ }, \
-        sizeof((const struct cairn_log_field[]) { __VA_ARGS__ }) / sizeof(struct cairn_log_field)
-void cairn_log_fields(enum cairn_log_level level, const struct cairn_log_field *fields,
-                      size_t field_count, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+#define CAIRN_FIELDS(...)                       \
+    (const struct log_field[]) { __VA_ARGS__ }, \
+        sizeof((const struct log_field[]) { __VA_ARGS__ }) / sizeof(struct log_field)
+void log_fields(enum log_level level, const struct log_field *fields, size_t field_count,
+                const char *format, ...) __attribute__((format(printf, 4, 5)));
 
 /* At most one line a second of its kind; the next one says how many were left out
  * (suppressed=N). One such struct per kind, zeroed, of one thread. */
-struct cairn_log_limit {
+struct log_limit {
     uint64_t next_ms; /* of the monotonic clock */
     uint64_t suppressed;
 };
-void cairn_log_limited(struct cairn_log_limit *limit, enum cairn_log_level level,
-                       const char *format, ...) __attribute__((format(printf, 3, 4)));
+void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* ==== log line ==== */
 
@@ -110,7 +108,7 @@ void cairn_log_limited(struct cairn_log_limit *limit, enum cairn_log_level level
 /* Writes at most line_bytes with a newline, no NUL, and returns its length. */
 size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t line_bytes,
                         const char *time, const char *level, const char *name, const char *message,
-                        const struct cairn_log_field *fields, size_t field_count);
+                        const struct log_field *fields, size_t field_count);
 
 /* ==== wall ==== */
 
@@ -123,7 +121,7 @@ size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t lin
 #define CAIRN_WALL_JUMP_BYTES 48
 
 /* All zero: nobody has looked. */
-struct cairn_wall {
+struct wall {
     bool begun, jumped;
     int64_t unix_s;                 /* at the last look */
     uint64_t steady_s, jumped_at_s; /* of a clock that does not jump: then, and at the last jump */
@@ -131,17 +129,17 @@ struct cairn_wall {
 
 /* The clock shows unix_s at the time steady_s of one that does not jump. Returns by how much it jumped since
  * the last look; 0: it did not. */
-int64_t cairn_wall_look(struct cairn_wall *wall, int64_t unix_s, uint64_t steady_s);
+int64_t wall_look(struct wall *wall, int64_t unix_s, uint64_t steady_s);
 /* It may have jumped before we looked. */
-void cairn_wall_doubt(struct cairn_wall *wall);
+void wall_doubt(struct wall *wall);
 /* For how long it has been without a jump; UINT64_MAX: none was seen. */
-uint64_t cairn_wall_sound_s(const struct cairn_wall *wall);
+uint64_t wall_sound_s(const struct wall *wall);
 /* "1 day ahead", "10 years back". */
-void cairn_wall_jump_text(int64_t jump_s, char out[CAIRN_WALL_JUMP_BYTES]);
+void wall_jump_text(int64_t jump_s, char out[CAIRN_WALL_JUMP_BYTES]);
 
 /* Looks at both clocks. A jump is logged, and in words in `out` (true). */
-bool cairn_wall_watch(struct cairn_wall *wall, char out[CAIRN_WALL_JUMP_BYTES]);
+bool wall_watch(struct wall *wall, char out[CAIRN_WALL_JUMP_BYTES]);
 /* The two clocks. 0: the wall clock stands before 1970. */
-uint64_t cairn_wall_unix_s(void);
+uint64_t wall_unix_s(void);
 
 #endif

@@ -9,7 +9,7 @@
 #include <time.h>
 
 struct task_list {
-    struct cairn_task *first, *last;
+    struct task *first, *last;
 };
 
 struct pool_thread {
@@ -40,7 +40,7 @@ struct cairn_pool {
     void *context;
 };
 
-static void list_push(struct task_list *list, struct cairn_task *task)
+static void list_push(struct task_list *list, struct task *task)
 {
     task->next = NULL;
     if (list->last == NULL)
@@ -50,9 +50,9 @@ static void list_push(struct task_list *list, struct cairn_task *task)
     list->last = task;
 }
 
-static struct cairn_task *list_pop(struct task_list *list)
+static struct task *list_pop(struct task_list *list)
 {
-    struct cairn_task *task = list->first;
+    struct task *task = list->first;
     if (task == NULL) return NULL;
     list->first = task->next;
     if (list->first == NULL) list->last = NULL;
@@ -61,16 +61,16 @@ static struct cairn_task *list_pop(struct task_list *list)
 }
 
 /* Takes the next item of the first task; lock held. */
-static struct cairn_task *take_item(struct cairn_pool *pool, uint32_t *item_out)
+static struct task *take_item(struct cairn_pool *pool, uint32_t *item_out)
 {
-    struct cairn_task *task = pool->waiting.first;
+    struct task *task = pool->waiting.first;
     if (task == NULL) return NULL;
     *item_out = task->items_taken++;
     if (task->items_taken == task->item_count) list_pop(&pool->waiting);
     return task;
 }
 
-static void end_item(struct cairn_pool *pool, struct cairn_task *task)
+static void end_item(struct cairn_pool *pool, struct task *task)
 {
     if (++task->items_ended < task->item_count) return;
     list_push(&pool->ended, task);
@@ -87,7 +87,7 @@ static void *thread_main(void *argument)
     pthread_mutex_lock(&pool->lock);
     while (!pool->closing) {
         uint32_t item;
-        struct cairn_task *task = take_item(pool, &item);
+        struct task *task = take_item(pool, &item);
         if (task == NULL) {
             pool->threads_idle++;
             pthread_cond_wait(&pool->work, &pool->lock);
@@ -111,7 +111,7 @@ static void on_wake(uv_async_t *wake)
     struct cairn_pool *pool = wake->data;
     for (;;) {
         pthread_mutex_lock(&pool->lock);
-        struct cairn_task *task = pool->closing ? NULL : list_pop(&pool->ended);
+        struct task *task = pool->closing ? NULL : list_pop(&pool->ended);
         pthread_mutex_unlock(&pool->lock);
         if (task == NULL) return;
         task->done(task);
@@ -131,9 +131,9 @@ static int start_thread(struct pool_thread *thread)
     return failed;
 }
 
-cairn_status cairn_pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
-                             void (*begin)(void), struct cairn_pool **pool_out,
-                             struct cairn_sentence *why)
+cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
+                       void (*begin)(void), struct cairn_pool **pool_out,
+                       struct cairn_sentence *why)
 {
     assert(thread_count >= 1 && thread_count <= CAIRN_POOL_THREADS_MAX);
     struct cairn_pool *pool = calloc(1, sizeof *pool);
@@ -156,7 +156,7 @@ cairn_status cairn_pool_open(uv_loop_t *loop, const char *name, uint32_t thread_
         *thread = (struct pool_thread) { .pool = pool, .number = pool->thread_count };
         int failed = start_thread(thread);
         if (failed != 0) {
-            cairn_pool_close(pool, NULL, NULL);
+            pool_close(pool, NULL, NULL);
             return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot start thread %u of %u: %s",
                               pool->thread_count + 1, thread_count, strerror(failed));
         }
@@ -194,15 +194,15 @@ static void close_wake(struct cairn_pool *pool, void (*on_closed)(void *context)
     uv_close((uv_handle_t *)&pool->wake, on_async_closed);
 }
 
-void cairn_pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context)
+void pool_close(struct cairn_pool *pool, void (*on_closed)(void *context), void *context)
 {
     tell_threads(pool);
     for (uint32_t i = 0; i < pool->thread_count; i++) pthread_join(pool->threads[i].id, NULL);
     close_wake(pool, on_closed, context);
 }
 
-bool cairn_pool_close_within(struct cairn_pool *pool, uint32_t most_ms,
-                             void (*on_closed)(void *context), void *context)
+bool pool_close_within(struct cairn_pool *pool, uint32_t most_ms, void (*on_closed)(void *context),
+                       void *context)
 {
     struct timespec until;
     assert(pool->thread_count == 1);
@@ -226,12 +226,12 @@ bool cairn_pool_close_within(struct cairn_pool *pool, uint32_t most_ms,
 }
 
 /* `done` follows from the loop all the same: who submits is not called back from within. */
-static void run_here(struct cairn_task *task, uint32_t thread)
+static void run_here(struct task *task, uint32_t thread)
 {
     while (task->items_taken < task->item_count) task->run(task, task->items_taken++, thread);
 }
 
-void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task)
+void pool_submit(struct cairn_pool *pool, struct task *task)
 {
     task->items_taken = 0;
     task->items_ended = 0;
@@ -251,7 +251,7 @@ void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task)
 }
 
 /* Unless so many threads are idle. */
-static uint32_t take_items(struct cairn_pool *pool, struct cairn_pool_item *items_out, uint32_t max,
+static uint32_t take_items(struct cairn_pool *pool, struct pool_item *items_out, uint32_t max,
                            uint32_t idle)
 {
     uint32_t count = 0;
@@ -264,18 +264,17 @@ static uint32_t take_items(struct cairn_pool *pool, struct cairn_pool_item *item
     return count;
 }
 
-uint32_t cairn_pool_take(struct cairn_pool *pool, struct cairn_pool_item *items_out, uint32_t max)
+uint32_t pool_take(struct cairn_pool *pool, struct pool_item *items_out, uint32_t max)
 {
     return take_items(pool, items_out, max, UINT32_MAX);
 }
 
-uint32_t cairn_pool_take_ahead(struct cairn_pool *pool, struct cairn_pool_item *items_out,
-                               uint32_t max)
+uint32_t pool_take_ahead(struct cairn_pool *pool, struct pool_item *items_out, uint32_t max)
 {
     return take_items(pool, items_out, max, 1);
 }
 
-void cairn_pool_end(struct cairn_pool *pool, const struct cairn_pool_item *items, uint32_t count)
+void pool_end(struct cairn_pool *pool, const struct pool_item *items, uint32_t count)
 {
     if (count == 0) return;
     pthread_mutex_lock(&pool->lock);
@@ -283,7 +282,7 @@ void cairn_pool_end(struct cairn_pool *pool, const struct cairn_pool_item *items
     pthread_mutex_unlock(&pool->lock);
 }
 
-uint32_t cairn_pool_thread_count(const struct cairn_pool *pool)
+uint32_t pool_thread_count(const struct cairn_pool *pool)
 {
     return pool->thread_count;
 }

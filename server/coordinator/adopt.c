@@ -21,14 +21,14 @@
 
 #define ADOPT_TIMEOUT_MS 20000 /* without a word from whom is asked; cairn(1) waits much longer */
 
-static void adoption_write(struct cairn_cluster_adoption *adoption);
-static bool adoption_knows(const struct cairn_cluster_seat *seat);
-static cairn_status adoption_plan(struct cairn_cluster_adoption *adoption);
+static void adoption_write(struct coord_adoption *adoption);
+static bool adoption_knows(const struct coord_seat *seat);
+static cairn_status adoption_plan(struct coord_adoption *adoption);
 
-static void free_adoption(struct cairn_cluster_adoption *adoption)
+static void free_adoption(struct coord_adoption *adoption)
 {
     adoption->cluster->adoption = NULL;
-    cairn_cluster_waiters_release(&adoption->waiter);
+    coord_waiters_release(&adoption->waiter);
     for (size_t i = 0; i < adoption->job_count; i++) {
         cairn_paged_release(&adoption->jobs[i].spec);
         cairn_paged_release(&adoption->jobs[i].layout);
@@ -41,17 +41,16 @@ static void free_adoption(struct cairn_cluster_adoption *adoption)
     free(adoption);
 }
 
-static void adoption_fail(struct cairn_cluster_adoption *adoption, cairn_status status,
-                          const char *text)
+static void adoption_fail(struct coord_adoption *adoption, cairn_status status, const char *text)
 {
     cairn_log_warn("nothing was adopted: %s", text);
-    cairn_cluster_waiters_fail(&adoption->waiter, status, text);
+    coord_waiters_fail(&adoption->waiter, status, text);
     free_adoption(adoption);
 }
 
 /* adopt.c: the two ends of an adoption. They tell what is adopted, or would be; or why nothing
  * was. Both free the adoption. */
-static void adoption_answer(struct cairn_cluster_adoption *adoption)
+static void adoption_answer(struct coord_adoption *adoption)
 {
     Cairn__ClusterAdopted message = CAIRN__CLUSTER_ADOPTED__INIT;
     Cairn__AdoptedJob *jobs = calloc(adoption->job_count + 1, sizeof *jobs);
@@ -63,7 +62,7 @@ static void adoption_answer(struct cairn_cluster_adoption *adoption)
         return;
     }
     for (size_t i = 0; i < adoption->job_count; i++) {
-        struct cairn_cluster_adoptee *job = &adoption->jobs[i];
+        struct coord_adoptee *job = &adoption->jobs[i];
         cairn__adopted_job__init(&jobs[i]);
         jobs[i].name = job->name;
         jobs[i].job = job->id;
@@ -78,10 +77,10 @@ static void adoption_answer(struct cairn_cluster_adoption *adoption)
     message.store = adoption->cluster->identity.id.store;
     message.silent = adoption->silent;
     message.n_silent = adoption->silent_count;
-    struct cairn_keys_message keys;
-    cairn_cluster_keys_fill_list(adoption->cluster, adoption->keys, adoption->key_count, &keys);
+    struct keys_message keys;
+    coord_keys_fill_list(adoption->cluster, adoption->keys, adoption->key_count, &keys);
     message.keys = &keys.keys;
-    cairn_cluster_waiters_answer(&adoption->waiter, CAIRN_MSG_CLUSTER_ADOPTED, &message.base);
+    coord_waiters_answer(&adoption->waiter, CAIRN_MSG_CLUSTER_ADOPTED, &message.base);
     free(jobs);
     free(list);
     free_adoption(adoption);
@@ -91,27 +90,27 @@ static void adoption_answer(struct cairn_cluster_adoption *adoption)
 
 /* One on its way: the adoption may have been given up by then. */
 struct asking {
-    struct cairn_cluster *cluster;
+    struct coord *cluster;
     uint32_t number; /* of the adoption */
 };
 
 /* False: no memory. */
-static bool open_question(struct cairn_cluster_adoption *adoption, cairn_cluster_gather_fn on_done)
+static bool open_question(struct coord_adoption *adoption, cairn_cluster_gather_fn on_done)
 {
     struct asking *asking = malloc(sizeof *asking);
     if (asking == NULL) return false;
     *asking = (struct asking) { adoption->cluster, adoption->number };
-    adoption->gather = cairn_cluster_gather_open(adoption->cluster, on_done, asking);
-    adoption->began_ms = cairn_cluster_now_ms(adoption->cluster);
+    adoption->gather = coord_gather_open(adoption->cluster, on_done, asking);
+    adoption->began_ms = coord_now_ms(adoption->cluster);
     if (adoption->gather == NULL) free(asking);
     return adoption->gather != NULL;
 }
 
 /* It is answered. NULL: nobody waits for it any more. */
-static struct cairn_cluster_adoption *close_question(void *context)
+static struct coord_adoption *close_question(void *context)
 {
     const struct asking asking = *(struct asking *)context;
-    struct cairn_cluster_adoption *adoption = asking.cluster->adoption;
+    struct coord_adoption *adoption = asking.cluster->adoption;
     free(context);
     if (asking.cluster->closing || adoption == NULL || adoption->number != asking.number)
         return NULL;
@@ -119,40 +118,38 @@ static struct cairn_cluster_adoption *close_question(void *context)
     return adoption;
 }
 
-static uint32_t ask(struct cairn_cluster_adoption *adoption, struct cairn_cluster_seat *seat,
-                    uint64_t job, uint64_t generation)
+static uint32_t ask(struct coord_adoption *adoption, struct coord_seat *seat, uint64_t job,
+                    uint64_t generation)
 {
     Cairn__PartGet get = CAIRN__PART_GET__INIT;
     get.job = job;
     get.generation = generation;
-    return cairn_cluster_gather_send(adoption->gather, seat, CAIRN_MSG_PART_GET, &get.base);
+    return coord_gather_send(adoption->gather, seat, CAIRN_MSG_PART_GET, &get.base);
 }
 
 /* ---- their specs and layouts ---- */
 
-static struct cairn_cluster_adoptee *find_request(struct cairn_cluster_session *session,
-                                                  uint32_t request)
+static struct coord_adoptee *find_request(struct coord_session *session, uint32_t request)
 {
-    struct cairn_cluster_adoption *adoption = session->cluster->adoption;
+    struct coord_adoption *adoption = session->cluster->adoption;
     for (size_t i = 0; adoption != NULL && i < adoption->job_count; i++) {
-        struct cairn_cluster_adoptee *job = &adoption->jobs[i];
+        struct coord_adoptee *job = &adoption->jobs[i];
         if (job->request == request && request != 0 && job->from == session->seat) return job;
     }
     return NULL;
 }
 
 /* It is answered: no page of it is taken any more. */
-static void end_part(struct cairn_cluster_adoptee *job, cairn_status status, const char *why)
+static void end_part(struct coord_adoptee *job, cairn_status status, const char *why)
 {
     const uint32_t request = job->request;
     job->request = 0;
-    cairn_cluster_calls_reply(job->from, request, status, why);
+    coord_calls_reply(job->from, request, status, why);
 }
 
-void cairn_cluster_adopt_on_part(struct cairn_cluster_session *session, uint32_t request,
-                                 const Cairn__Part *part)
+void coord_adopt_on_part(struct coord_session *session, uint32_t request, const Cairn__Part *part)
 {
-    struct cairn_cluster_adoptee *job = find_request(session, request);
+    struct coord_adoptee *job = find_request(session, request);
     if (job == NULL) return;
     cairn_paged_release(&job->spec);
     cairn_paged_release(&job->layout);
@@ -162,31 +159,30 @@ void cairn_cluster_adopt_on_part(struct cairn_cluster_session *session, uint32_t
         end_part(job, CAIRN_ERR_MALFORMED, "it sent a part without a spec or a layout");
 }
 
-void cairn_cluster_adopt_on_page(struct cairn_cluster_session *session, uint32_t request,
-                                 const Cairn__Page *page)
+void coord_adopt_on_page(struct coord_session *session, uint32_t request, const Cairn__Page *page)
 {
-    struct cairn_cluster_adoption *adoption = session->cluster->adoption;
-    struct cairn_cluster_adoptee *job = find_request(session, request);
+    struct coord_adoption *adoption = session->cluster->adoption;
+    struct coord_adoptee *job = find_request(session, request);
     if (job == NULL) return;
     struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->spec : &job->layout;
     if (cairn_paged_add(paged, page) != CAIRN_OK) {
         end_part(job, CAIRN_ERR_PROTOCOL, "the pages of its part do not follow each other");
         return;
     }
-    adoption->began_ms = cairn_cluster_now_ms(adoption->cluster); // it is being answered
+    adoption->began_ms = coord_now_ms(adoption->cluster); // it is being answered
     if (job->spec.total_bytes > 0 && cairn_paged_whole(&job->spec) &&
         cairn_paged_whole(&job->layout))
         end_part(job, CAIRN_OK, "");
 }
 
-static void get_next(struct cairn_cluster_adoption *adoption);
+static void get_next(struct coord_adoption *adoption);
 
 static void on_part(void *context, cairn_status status, const char *why)
 {
-    struct cairn_cluster_adoption *adoption = close_question(context);
+    struct coord_adoption *adoption = close_question(context);
     if (adoption == NULL) return;
     if (status != CAIRN_OK) {
-        struct cairn_cluster_adoptee *job = &adoption->jobs[adoption->asked_count - 1];
+        struct coord_adoptee *job = &adoption->jobs[adoption->asked_count - 1];
         job->request = 0;
         cairn_sentence_set(&job->refused, "%s", why); // which names the shard
     }
@@ -194,7 +190,7 @@ static void on_part(void *context, cairn_status status, const char *why)
 }
 
 /* One after the other: a shard copies what it sends. */
-static void get_next(struct cairn_cluster_adoption *adoption)
+static void get_next(struct coord_adoption *adoption)
 {
     size_t i = adoption->asked_count;
     while (i < adoption->job_count && adoption->jobs[i].refused.text[0] != '\0') i++;
@@ -207,16 +203,16 @@ static void get_next(struct cairn_cluster_adoption *adoption)
         adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
-    struct cairn_cluster_adoptee *job = &adoption->jobs[i];
+    struct coord_adoptee *job = &adoption->jobs[i];
     job->request = ask(adoption, job->from, job->id, job->generation);
-    cairn_cluster_gather_start(adoption->gather);
+    coord_gather_start(adoption->gather);
 }
 
 /* With what those have told that did; if none has, this is for `why`. */
-static void go_on(struct cairn_cluster_adoption *adoption, cairn_status status, const char *why)
+static void go_on(struct coord_adoption *adoption, cairn_status status, const char *why)
 {
     size_t whole = 0;
-    for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+    for (struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
         if (adoption_knows(s)) status = CAIRN_OK;
     if (status == CAIRN_OK && (status = adoption_plan(adoption)) != CAIRN_OK) why = "no memory";
     if (status != CAIRN_OK) {
@@ -236,65 +232,62 @@ static void go_on(struct cairn_cluster_adoption *adoption, cairn_status status, 
 
 static void on_held(void *context, cairn_status status, const char *why)
 {
-    struct cairn_cluster_adoption *adoption = close_question(context);
+    struct coord_adoption *adoption = close_question(context);
     if (adoption != NULL) go_on(adoption, status, why);
 }
 
 /* Its late answer is of no use. */
-static void give_question_up(struct cairn_cluster_adoption *adoption)
+static void give_question_up(struct coord_adoption *adoption)
 {
-    adoption->number = cairn_cluster_request_new(adoption->cluster);
+    adoption->number = coord_request_new(adoption->cluster);
     adoption->gather = NULL;
 }
 
 /* ---- the request ---- */
 
-void cairn_cluster_adopt(struct cairn_cluster_session *session, uint32_t request,
-                         const Cairn__ClusterAdopt *message)
+void coord_adopt(struct coord_session *session, uint32_t request,
+                 const Cairn__ClusterAdopt *message)
 {
-    struct cairn_cluster *cluster = session->cluster;
-    struct cairn_cluster_adoption *adoption = cluster->adoption != NULL
-                                                  ? NULL
-                                                  : calloc(1, sizeof *adoption);
+    struct coord *cluster = session->cluster;
+    struct coord_adoption *adoption = cluster->adoption != NULL ? NULL
+                                                                : calloc(1, sizeof *adoption);
     if (adoption == NULL) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
-                                    "the shards are being adopted already, or there is no memory");
+        coord_session_error(session, request, CAIRN_ERR_BUSY,
+                            "the shards are being adopted already, or there is no memory");
         return;
     }
     adoption->cluster = cluster;
-    adoption->number = cairn_cluster_request_new(cluster);
+    adoption->number = coord_request_new(cluster);
     adoption->plan = message->plan;
     cluster->adoption = adoption;
-    if (!cairn_cluster_waiters_add(&adoption->waiter, session, request)) {
+    if (!coord_waiters_add(&adoption->waiter, session, request)) {
         free_adoption(adoption);
-        cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
-                                    "too many requests wait on this connection");
+        coord_session_error(session, request, CAIRN_ERR_BUSY,
+                            "too many requests wait on this connection");
         return;
     }
     if (!open_question(adoption, on_held)) {
         adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
         s->parts_asked = s->session != NULL ? ask(adoption, s, 0, 0) : 0; // everything
-    cairn_cluster_gather_start(adoption->gather);
+    coord_gather_start(adoption->gather);
 }
 
-void cairn_cluster_adopt_forget(struct cairn_cluster *cluster,
-                                const struct cairn_cluster_session *session)
+void coord_adopt_forget(struct coord *cluster, const struct coord_session *session)
 {
-    if (cluster->adoption != NULL)
-        cairn_cluster_waiters_forget(&cluster->adoption->waiter, session);
+    if (cluster->adoption != NULL) coord_waiters_forget(&cluster->adoption->waiter, session);
 }
 
 /* Refuses the job that a silent shard was asked for, and all later ones that it would be asked
  * for. */
-static void refuse_silent(struct cairn_cluster_adoption *adoption)
+static void refuse_silent(struct coord_adoption *adoption)
 {
     const size_t asked = adoption->asked_count - 1;
-    const struct cairn_cluster_seat *silent = adoption->jobs[asked].from;
+    const struct coord_seat *silent = adoption->jobs[asked].from;
     for (size_t i = asked; i < adoption->job_count; i++) {
-        struct cairn_cluster_adoptee *job = &adoption->jobs[i];
+        struct coord_adoptee *job = &adoption->jobs[i];
         job->request = 0;
         if (job->from == silent && job->refused.text[0] == '\0')
             cairn_sentence_set(&job->refused, "shard %s does not send its part", silent->name);
@@ -303,24 +296,24 @@ static void refuse_silent(struct cairn_cluster_adoption *adoption)
     get_next(adoption);
 }
 
-void cairn_cluster_adopt_tick(struct cairn_cluster *cluster)
+void coord_adopt_tick(struct coord *cluster)
 {
-    struct cairn_cluster_adoption *adoption = cluster->adoption;
+    struct coord_adoption *adoption = cluster->adoption;
     struct cairn_sentence why;
     if (adoption == NULL || adoption->gather == NULL || // it is being written
-        cairn_cluster_now_ms(cluster) - adoption->began_ms < ADOPT_TIMEOUT_MS)
+        coord_now_ms(cluster) - adoption->began_ms < ADOPT_TIMEOUT_MS)
         return;
     if (adoption->asked_count > 0) {
         refuse_silent(adoption);
         return;
     }
     cairn_sentence_set(&why, "adopt again; these shards do not say what they hold: ");
-    cairn_cluster_gather_awaited(adoption->gather, &why);
+    coord_gather_awaited(adoption->gather, &why);
     give_question_up(adoption);
     go_on(adoption, CAIRN_ERR_TIMEOUT, why.text);
 }
 
-void cairn_cluster_adopt_close(struct cairn_cluster *cluster)
+void coord_adopt_close(struct coord *cluster)
 {
     if (cluster->adoption != NULL) free_adoption(cluster->adoption);
 }
@@ -332,24 +325,24 @@ void cairn_cluster_adopt_close(struct cairn_cluster *cluster)
  * adopt.c. */
 
 /* It has answered this adoption. */
-static bool adoption_knows(const struct cairn_cluster_seat *seat)
+static bool adoption_knows(const struct coord_seat *seat)
 {
     return seat->session != NULL && seat->parts_asked != 0 && seat->parts_told == seat->parts_asked;
 }
 
-static bool is_silent(const struct cairn_cluster_seat *seat)
+static bool is_silent(const struct coord_seat *seat)
 {
     return seat->parts_asked != 0 && !adoption_knows(seat);
 }
 
-static cairn_status list_silent(struct cairn_cluster_adoption *adoption)
+static cairn_status list_silent(struct coord_adoption *adoption)
 {
     size_t count = 0;
-    for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+    for (struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
         count += is_silent(s);
     adoption->silent = calloc(count + 1, sizeof *adoption->silent);
     if (adoption->silent == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
         if (!is_silent(s)) continue;
         adoption->silent[adoption->silent_count++] = s->name;
         s->parts_asked = 0; // what it says from now on is too late for this adoption
@@ -357,7 +350,7 @@ static cairn_status list_silent(struct cairn_cluster_adoption *adoption)
     return CAIRN_OK;
 }
 
-static void add_silent(const struct cairn_cluster_adoption *adoption, struct cairn_sentence *out)
+static void add_silent(const struct coord_adoption *adoption, struct cairn_sentence *out)
 {
     for (size_t i = 0; i < adoption->silent_count; i++)
         cairn_sentence_add(out, "%s%s",
@@ -366,9 +359,8 @@ static void add_silent(const struct cairn_cluster_adoption *adoption, struct cai
 }
 
 /* Part `index` of it is nowhere: by which shard that may be. */
-static void adoption_missing(const struct cairn_cluster_adoption *adoption,
-                             const struct cairn_cluster_adoptee *job, uint32_t index,
-                             struct cairn_sentence *out)
+static void adoption_missing(const struct coord_adoption *adoption, const struct coord_adoptee *job,
+                             uint32_t index, struct cairn_sentence *out)
 {
     cairn_sentence_set(out, "part %" PRIu32 " of %" PRIu32 " is on no shard that is here",
                        index + 1, job->shard_count);
@@ -376,35 +368,31 @@ static void adoption_missing(const struct cairn_cluster_adoption *adoption,
 }
 
 /* Parts of one job on all shards that are here, and say what they hold. */
-typedef void (*part_fn)(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
-                        Cairn__HeldJob *part);
-static void each_part(struct cairn_cluster *cluster, struct cairn_cluster_adoptee *job,
-                      part_fn take)
+typedef void (*part_fn)(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part);
+static void each_part(struct coord *cluster, struct coord_adoptee *job, part_fn take)
 {
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
         for (size_t i = 0; adoption_knows(s) && i < s->parts->n_held; i++)
             if (s->parts->held[i]->job == job->id) take(job, s, s->parts->held[i]);
 }
 
-static void take_marks(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
-                       Cairn__HeldJob *part)
+static void take_marks(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part)
 {
-    const struct cairn_marks seen = cairn_cluster_held_marks(part);
+    const struct marks seen = coord_held_marks(part);
     (void)seat;
-    cairn_marks_add(&job->marks, &seen);
+    marks_add(&job->marks, &seen);
     if (part->version_generation > job->marks.generation)
         job->marks.generation = part->version_generation;
 }
 
-static void refuse(struct cairn_cluster_adoptee *job, const char *text, const char *shard)
+static void refuse(struct coord_adoptee *job, const char *text, const char *shard)
 {
     if (job->refused.text[0] == '\0') cairn_sentence_set(&job->refused, "%s: %s", shard, text);
 }
 
 /* ---- one generation ---- */
 
-static void begin_with(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
-                       Cairn__HeldJob *part)
+static void begin_with(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part)
 {
     job->best = part;
     job->from = seat;
@@ -417,8 +405,7 @@ static void begin_with(struct cairn_cluster_adoptee *job, struct cairn_cluster_s
 /* Chooses the newest layout that is in force anywhere: a fence went out with it, so that all of
  * its shards had it. Among the shards that go by it, the one with the newest spec is asked for
  * both layout and spec. */
-static void take_layout(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
-                        Cairn__HeldJob *part)
+static void take_layout(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part)
 {
     const Cairn__HeldJob *best = job->best;
     if (part->generation != job->generation) return;
@@ -428,7 +415,7 @@ static void take_layout(struct cairn_cluster_adoptee *job, struct cairn_cluster_
 }
 
 /* It goes by the layout that was chosen, or will when it is fenced with it. */
-static bool has_layout(const struct cairn_cluster_adoptee *job, const Cairn__HeldJob *part)
+static bool has_layout(const struct coord_adoptee *job, const Cairn__HeldJob *part)
 {
     const Cairn__HeldJob *best = job->best;
     if (part->layout_hash == best->layout_hash && part->shard_count == job->shard_count)
@@ -437,8 +424,7 @@ static bool has_layout(const struct cairn_cluster_adoptee *job, const Cairn__Hel
            part->next_layout_hash == best->layout_hash;
 }
 
-static void take_part(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
-                      Cairn__HeldJob *part)
+static void take_part(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part)
 {
     if (part->generation != job->generation) return;
     const Cairn__HeldJob *best = job->best;
@@ -467,10 +453,9 @@ static void take_part(struct cairn_cluster_adoptee *job, struct cairn_cluster_se
 }
 
 /* Is it whole? Nothing is left of the one that was judged before it. */
-static void judge_generation(struct cairn_cluster_adoption *adoption,
-                             struct cairn_cluster_adoptee *job)
+static void judge_generation(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
-    struct cairn_cluster *cluster = adoption->cluster;
+    struct coord *cluster = adoption->cluster;
     memset(job->shards, 0, job->shard_count * sizeof *job->shards);
     job->best = NULL;
     job->shard_count = 0;
@@ -488,8 +473,7 @@ static void judge_generation(struct cairn_cluster_adoption *adoption,
             adoption_missing(adoption, job, i, &job->refused);
 }
 
-static void take_newer(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
-                       Cairn__HeldJob *part)
+static void take_newer(struct coord_adoptee *job, struct coord_seat *seat, Cairn__HeldJob *part)
 {
     (void)seat;
     if (part->generation < job->below && part->generation > job->generation)
@@ -497,7 +481,7 @@ static void take_newer(struct cairn_cluster_adoptee *job, struct cairn_cluster_s
 }
 
 /* The newest of those that are older than this one; false: there is none. */
-static bool go_back(struct cairn_cluster *cluster, struct cairn_cluster_adoptee *job)
+static bool go_back(struct coord *cluster, struct coord_adoptee *job)
 {
     job->below = job->generation;
     job->generation = 0;
@@ -509,8 +493,7 @@ static bool go_back(struct cairn_cluster *cluster, struct cairn_cluster_adoptee 
  * when every shard has made it and the store has it; the first shard drops the old part after that. So an
  * amendment that was answered is whole here, and one that was not may take effect. If none is whole the
  * newest says why. */
-static void choose_generation(struct cairn_cluster_adoption *adoption,
-                              struct cairn_cluster_adoptee *job)
+static void choose_generation(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
     uint64_t newest = 0;
     job->generation = UINT64_MAX;
@@ -526,20 +509,20 @@ static void choose_generation(struct cairn_cluster_adoption *adoption,
 /* ---- one job ---- */
 
 /* Names once: in the store, and among those before. */
-static void judge_name(struct cairn_cluster_adoption *adoption, struct cairn_cluster_adoptee *job)
+static void judge_name(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
-    const struct cairn_cluster_job *other = cairn_cluster_job_find(adoption->cluster, job->name);
+    const struct coord_job *other = coord_job_find(adoption->cluster, job->name);
     bool twice = other != NULL && other->id != job->id;
-    for (const struct cairn_cluster_adoptee *j = adoption->jobs; j < job; j++)
+    for (const struct coord_adoptee *j = adoption->jobs; j < job; j++)
         twice |= j->refused.text[0] == '\0' && strcmp(j->name, job->name) == 0;
     if (twice) refuse(job, "there is another job of that name", job->name);
 }
 
 /* Our store knows it, too. */
-static void judge_known(struct cairn_cluster_adoptee *job, const struct cairn_cluster_job *known)
+static void judge_known(struct coord_adoptee *job, const struct coord_job *known)
 {
-    const struct cairn_marks ours = cairn_cluster_job_marks(known);
-    cairn_marks_add(&job->marks, &ours);
+    const struct marks ours = coord_job_marks(known);
+    marks_add(&job->marks, &ours);
     if (known->generation > job->generation)
         refuse(job, "the store has a newer generation of it", job->name);
     if (known->snapshots.cut != NULL || known->extension.body != NULL ||
@@ -548,27 +531,27 @@ static void judge_known(struct cairn_cluster_adoptee *job, const struct cairn_cl
                job->name);
 }
 
-static void judge_job(struct cairn_cluster_adoption *adoption, struct cairn_cluster_adoptee *job)
+static void judge_job(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
-    const struct cairn_cluster_job *known = cairn_cluster_job_by_id(adoption->cluster, job->id);
+    const struct coord_job *known = coord_job_by_id(adoption->cluster, job->id);
     each_part(adoption->cluster, job, take_marks);
     choose_generation(adoption, job);
     if (known != NULL) judge_known(job, known);
     judge_name(adoption, job);
     // Each incarnation may have skipped a block of which no shard heard a round.
-    cairn_marks_above(&job->marks, (adoption->incarnation + 1) * CAIRN_ROUND_BLOCK);
+    marks_above(&job->marks, (adoption->incarnation + 1) * CAIRN_ROUND_BLOCK);
 }
 
-static void take_incarnations(struct cairn_cluster_adoption *adoption)
+static void take_incarnations(struct coord_adoption *adoption)
 {
-    adoption->incarnation = cairn_store_meta(adoption->cluster->store)->incarnation;
-    for (const struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+    adoption->incarnation = store_meta(adoption->cluster->store)->incarnation;
+    for (const struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
         if (s->seen.incarnation > adoption->incarnation)
             adoption->incarnation = s->seen.incarnation;
 }
 
 /* A job of which somebody holds a part that we do not act on. */
-static bool is_part_of(const struct cairn_cluster_adoption *adoption, uint64_t job)
+static bool is_part_of(const struct coord_adoption *adoption, uint64_t job)
 {
     for (size_t i = 0; i < adoption->job_count; i++)
         if (adoption->jobs[i].id == job) return adoption->jobs[i].refused.text[0] == '\0';
@@ -577,17 +560,17 @@ static bool is_part_of(const struct cairn_cluster_adoption *adoption, uint64_t j
 
 /* Shards that hold a part of what is adopted have kept the keys by which its snapshots are trusted, and know
  * whose store it was of. */
-static void take_heritage(struct cairn_cluster_adoption *adoption)
+static void take_heritage(struct coord_adoption *adoption)
 {
     const uint64_t own = adoption->cluster->identity.id.store;
     bool is_one = true;
-    for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
         bool holds = false;
         for (size_t i = 0; adoption_knows(s) && i < s->parts->n_held; i++)
             holds = holds || is_part_of(adoption, s->parts->held[i]->job);
         if (!holds) continue;
-        adoption->key_count = cairn_cluster_keys_unknown(adoption->cluster, s->parts->keys,
-                                                         adoption->keys, adoption->key_count);
+        adoption->key_count = coord_keys_unknown(adoption->cluster, s->parts->keys, adoption->keys,
+                                                 adoption->key_count);
         if (s->seen.store == own || s->seen.store == 0) continue;
         is_one = is_one && (adoption->former == 0 || adoption->former == s->seen.store);
         adoption->former = s->seen.store;
@@ -597,11 +580,11 @@ static void take_heritage(struct cairn_cluster_adoption *adoption)
 
 /* adopt.c: which jobs there are on the shards that are here, each whole or refused. A shard that does
  * not say what it holds is taken as one that is away, and is named. */
-static cairn_status adoption_plan(struct cairn_cluster_adoption *adoption)
+static cairn_status adoption_plan(struct coord_adoption *adoption)
 {
-    struct cairn_cluster_strangers strangers;
+    struct coord_strangers strangers;
     if (list_silent(adoption) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
-    if (!cairn_cluster_strangers_init(&strangers, adoption->cluster)) return CAIRN_ERR_NO_MEMORY;
+    if (!coord_strangers_init(&strangers, adoption->cluster)) return CAIRN_ERR_NO_MEMORY;
     adoption->jobs = calloc(strangers.count + 1, sizeof *adoption->jobs);
     cairn_status status = adoption->jobs == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
     for (size_t i = 0; i < strangers.count && status == CAIRN_OK; i++) {
@@ -616,7 +599,7 @@ static cairn_status adoption_plan(struct cairn_cluster_adoption *adoption)
         if (adoption->jobs[at].name == NULL || adoption->jobs[at].shards == NULL)
             status = CAIRN_ERR_NO_MEMORY;
     }
-    cairn_cluster_strangers_release(&strangers);
+    coord_strangers_release(&strangers);
     take_incarnations(adoption);
     for (size_t i = 0; i < adoption->job_count && status == CAIRN_OK; i++)
         judge_job(adoption, &adoption->jobs[i]);
@@ -629,45 +612,45 @@ static cairn_status adoption_plan(struct cairn_cluster_adoption *adoption)
 /* Writes adopted jobs into the store in one transaction, on the store's thread; then the jobs
  * are loaded as after a start, and the shards keep the new identity. See adopt.c. */
 
-static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_write(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct cairn_cluster_adoption *adoption = (struct cairn_cluster_adoption *)task;
+    struct coord_adoption *adoption = (struct coord_adoption *)task;
     (void)item;
     (void)thread;
-    struct cairn_stored_key keys[CAIRN_KEYS_MAX];
+    struct stored_key keys[CAIRN_KEYS_MAX];
     char lines[CAIRN_KEYS_MAX][CAIRN_KEY_LINE_BYTES];
     for (size_t i = 0; i < adoption->key_count; i++) {
-        const struct cairn_trusted_key *key = &adoption->keys[i];
+        const struct trusted_key *key = &adoption->keys[i];
         cairn_public_key_line(&key->key, lines[i]);
-        keys[i] = (struct cairn_stored_key) { lines[i], key->is_own, key->since_unix_s };
+        keys[i] = (struct stored_key) { lines[i], key->is_own, key->since_unix_s };
     }
-    const struct cairn_store_adoptees adoptees = { .jobs = adoption->rows,
-                                                   .job_count = adoption->row_count,
-                                                   .keys = keys,
-                                                   .key_count = adoption->key_count,
-                                                   .incarnation = adoption->incarnation };
-    adoption->status = cairn_store_adopt(adoption->cluster->store, &adoptees, &adoption->why);
+    const struct store_adoptees adoptees = { .jobs = adoption->rows,
+                                             .job_count = adoption->row_count,
+                                             .keys = keys,
+                                             .key_count = adoption->key_count,
+                                             .incarnation = adoption->incarnation };
+    adoption->status = store_adopt(adoption->cluster->store, &adoptees, &adoption->why);
 }
 
 /* Replaces what was known of the job, which was older, by its row in the store. Its members
  * connect again. */
-static void reload(struct cairn_cluster *cluster, const struct cairn_stored_job *row)
+static void reload(struct coord *cluster, const struct stored_job *row)
 {
-    struct cairn_cluster_job *old = cairn_cluster_job_by_id(cluster, row->id);
+    struct coord_job *old = coord_job_by_id(cluster, row->id);
     struct cairn_sentence why;
     while (old != NULL && old->members.list != NULL) {
-        struct cairn_cluster_session *session = old->members.list->session;
-        cairn_cluster_member_free(old->members.list);
+        struct coord_session *session = old->members.list->session;
+        coord_member_free(old->members.list);
         if (session->closing) continue;
         session->closing = true;
-        cairn_peer_finish(session->peer, CAIRN_ERR_CLOSED, "job %s was adopted", row->name);
+        peer_finish(session->peer, CAIRN_ERR_CLOSED, "job %s was adopted", row->name);
     }
     if (old != NULL) {
-        cairn_cluster_cut_orphan(old, "it was adopted");
-        cairn_cluster_job_unlink(old);
-        cairn_cluster_job_free(old);
+        coord_cut_orphan(old, "it was adopted");
+        coord_job_unlink(old);
+        coord_job_free(old);
     }
-    const cairn_status status = cairn_cluster_job_load(cluster, row, &why);
+    const cairn_status status = coord_job_load(cluster, row, &why);
     if (status != CAIRN_OK)
         cairn_log_error("job %s is in the store, but was not loaded: %s; start again", row->name,
                         why.text);
@@ -676,47 +659,47 @@ static void reload(struct cairn_cluster *cluster, const struct cairn_stored_job 
 /* Each shard keeps the new identity, and connects anew. A shard that was silent is not told:
  * nobody looked at what it holds, which may be newer than what was adopted. So it still belongs
  * to its former store, as a shard that is away does. */
-static void tell_shards(struct cairn_cluster *cluster)
+static void tell_shards(struct coord *cluster)
 {
     Cairn__StoreAdopted adopted = CAIRN__STORE_ADOPTED__INIT;
     adopted.store = cluster->identity.id.store;
     adopted.incarnation = cluster->identity.id.incarnation;
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
         if (s->session == NULL || s->session->closing) continue;
         if (adoption_knows(s))
-            cairn_cluster_session_send(s->session, CAIRN_MSG_STORE_ADOPTED, 0, &adopted.base);
+            coord_session_send(s->session, CAIRN_MSG_STORE_ADOPTED, 0, &adopted.base);
         s->session->closing = true;
-        cairn_peer_finish(s->session->peer, CAIRN_ERR_CLOSED, "the store was rebuilt");
+        peer_finish(s->session->peer, CAIRN_ERR_CLOSED, "the store was rebuilt");
     }
 }
 
-static void on_written(struct cairn_task *task)
+static void on_written(struct task *task)
 {
-    struct cairn_cluster_adoption *adoption = (struct cairn_cluster_adoption *)task;
-    struct cairn_cluster *cluster = adoption->cluster;
+    struct coord_adoption *adoption = (struct coord_adoption *)task;
+    struct coord *cluster = adoption->cluster;
     if (cluster->closing) return; // freed with the cluster
     if (adoption->status != CAIRN_OK) {
         adoption_fail(adoption, adoption->status, adoption->why.text);
         return;
     }
     if (adoption->former == 0) adoption->former = cluster->identity.id.store;
-    cluster->identity.id.store = cairn_store_meta(cluster->store)->identity;
-    cluster->identity.id.incarnation = cairn_store_meta(cluster->store)->incarnation;
+    cluster->identity.id.store = store_meta(cluster->store)->identity;
+    cluster->identity.id.incarnation = store_meta(cluster->store)->incarnation;
     cairn_log_warn("%zu jobs were adopted: this is store %016" PRIx64 " (start %" PRIu64
                    ") now, and no other is obeyed by these shards",
                    adoption->row_count, cluster->identity.id.store,
                    cluster->identity.id.incarnation);
-    cairn_cluster_keys_adopted(cluster, adoption->keys, adoption->key_count);
-    cairn_cluster_storage_adopted(cluster, adoption->former);
+    coord_keys_adopted(cluster, adoption->keys, adoption->key_count);
+    coord_storage_adopted(cluster, adoption->former);
     for (size_t i = 0; i < adoption->row_count; i++) reload(cluster, &adoption->rows[i]);
     tell_shards(cluster);
     adoption_answer(adoption);
-    cairn_cluster_openings_advance(cluster);
+    coord_openings_advance(cluster);
 }
 
 /* Its bytes are a layout of these tensors, on as many shards as hold it. */
-static cairn_status judge_layout(const struct cairn_cluster_adoption *adoption,
-                                 const struct cairn_cluster_adoptee *job,
+static cairn_status judge_layout(const struct coord_adoption *adoption,
+                                 const struct coord_adoptee *job,
                                  const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
 {
     struct cairn_layout *layout = NULL;
@@ -736,8 +719,8 @@ static cairn_status judge_layout(const struct cairn_cluster_adoption *adoption,
 }
 
 /* The pages are what the shard said that it has. */
-static cairn_status judge_pages(const struct cairn_cluster_adoption *adoption,
-                                const struct cairn_cluster_adoptee *job, struct cairn_sentence *why)
+static cairn_status judge_pages(const struct coord_adoption *adoption,
+                                const struct coord_adoptee *job, struct cairn_sentence *why)
 {
     struct cairn_job_spec_data spec;
     if (job->request != 0)
@@ -755,9 +738,9 @@ static cairn_status judge_pages(const struct cairn_cluster_adoption *adoption,
 }
 
 /* adopt.c: the pages of all that is whole are here. Ends by an answer. */
-static void adoption_write(struct cairn_cluster_adoption *adoption)
+static void adoption_write(struct coord_adoption *adoption)
 {
-    if (cairn_cluster_keys_are_changing(adoption->cluster)) {
+    if (coord_keys_are_changing(adoption->cluster)) {
         adoption_fail(adoption, CAIRN_ERR_BUSY, "a key is being trusted or untrusted: adopt again");
         return;
     }
@@ -767,7 +750,7 @@ static void adoption_write(struct cairn_cluster_adoption *adoption)
         return;
     }
     for (size_t i = 0; i < adoption->job_count; i++) {
-        struct cairn_cluster_adoptee *job = &adoption->jobs[i];
+        struct coord_adoptee *job = &adoption->jobs[i];
         struct cairn_sentence why = { "no memory" };
         if (job->refused.text[0] != '\0') continue;
         if (judge_pages(adoption, job, &why) != CAIRN_OK) {
@@ -777,25 +760,25 @@ static void adoption_write(struct cairn_cluster_adoption *adoption)
         for (uint32_t s = 0; s < job->shard_count; s++)
             if (job->shards[s].name == NULL) job->shards[s].name = ""; // a hole
         adoption->rows[adoption->row_count++] =
-            (struct cairn_stored_job) { .name = job->name,
-                                        .spec = job->spec.bytes,
-                                        .spec_bytes = job->spec.have_bytes,
-                                        .layout = job->layout.bytes,
-                                        .layout_bytes = job->layout.have_bytes,
-                                        .shards = job->shards,
-                                        .shard_count = job->shard_count,
-                                        .id = job->id,
-                                        .generation = job->generation,
-                                        .generation_reserved = job->marks.generation,
-                                        .epoch = job->marks.epoch,
-                                        .round_reserved = job->marks.round,
-                                        .base_step = job->base_step,
-                                        .initialized = true };
+            (struct stored_job) { .name = job->name,
+                                  .spec = job->spec.bytes,
+                                  .spec_bytes = job->spec.have_bytes,
+                                  .layout = job->layout.bytes,
+                                  .layout_bytes = job->layout.have_bytes,
+                                  .shards = job->shards,
+                                  .shard_count = job->shard_count,
+                                  .id = job->id,
+                                  .generation = job->generation,
+                                  .generation_reserved = job->marks.generation,
+                                  .epoch = job->marks.epoch,
+                                  .round_reserved = job->marks.round,
+                                  .base_step = job->base_step,
+                                  .initialized = true };
     }
     if (adoption->plan || adoption->row_count == 0) {
         adoption_answer(adoption);
         return;
     }
-    adoption->task = (struct cairn_task) { .run = run_write, .done = on_written, .item_count = 1 };
-    cairn_pool_submit(adoption->cluster->saves.pool, &adoption->task);
+    adoption->task = (struct task) { .run = run_write, .done = on_written, .item_count = 1 };
+    pool_submit(adoption->cluster->saves.pool, &adoption->task);
 }

@@ -21,22 +21,22 @@
 #include "server/coordinator/store.h"
 
 /* On its way to the store. */
-struct cairn_cluster_amending {
+struct coord_amending {
     /* owned */
     struct cairn_job_spec_data next; /* judged */
-    struct cairn_cluster_terms *terms;
+    struct coord_terms *terms;
     struct cairn_packed *spec_packed;
 };
 
 static cairn_status amend_tensors(struct cairn_job_spec_data *next, const Cairn__JobAmend *amend,
                                   bool *extends_out, struct cairn_sentence *why);
-static void terms_advance(struct cairn_cluster_job *job);
+static void terms_advance(struct coord_job *job);
 
-void cairn_cluster_amending_free(struct cairn_cluster_amending *amending)
+void coord_amending_free(struct coord_amending *amending)
 {
     if (amending == NULL) return;
     cairn_spec_release(&amending->next);
-    cairn_cluster_terms_free(amending->terms);
+    coord_terms_free(amending->terms);
     cairn_packed_release(amending->spec_packed);
     free(amending);
 }
@@ -47,7 +47,7 @@ static bool changes_tensors(const Cairn__JobAmend *amend)
            amend->n_ties > 0;
 }
 
-static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn__JobAmend *amend,
+static cairn_status judge_state(const struct coord_job *job, const Cairn__JobAmend *amend,
                                 struct cairn_sentence *why)
 {
     if (job->extension.body != NULL) {
@@ -174,8 +174,8 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
         status = set_frozen(next, amend->unfreeze, amend->n_unfreeze, false, why);
     if (status == CAIRN_OK) status = amend_tensors(next, amend, extends_out, why);
     if (status == CAIRN_OK)
-        status = cairn_cluster_settings_apply(next, amend->settings, amend->n_settings,
-                                              CAIRN_SETTINGS_AMEND, extends_out, why);
+        status = coord_settings_apply(next, amend->settings, amend->n_settings,
+                                      CAIRN_SETTINGS_AMEND, extends_out, why);
     if (status != CAIRN_OK) return status;
     if (amend->set_clip_norm) next->clip_norm = amend->clip_norm;
     set_policy(&next->policy, amend);
@@ -194,21 +194,21 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
 /* ---- to the store ---- */
 
 /* At once, or when all shards have what is in the store. */
-static void answer(struct cairn_cluster_member *member, cairn_status status, const char *text)
+static void answer(struct coord_member *member, cairn_status status, const char *text)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     member->amend.revision = job->spec.revision;
     if (status == CAIRN_OK) {
         terms_advance(job);
         return;
     }
-    cairn_cluster_amend_failed(member, status, text);
+    coord_amend_failed(member, status, text);
 }
 
 /* Whoever waited for the one before. */
-static void take_waiting(struct cairn_cluster_job *job)
+static void take_waiting(struct coord_job *job)
 {
-    struct cairn_cluster_member *m = job->members.list;
+    struct coord_member *m = job->members.list;
     while (m != NULL && job->amends.amending == NULL) {
         Cairn__JobAmend *amend = m->amend.later;
         if (amend == NULL) {
@@ -216,39 +216,39 @@ static void take_waiting(struct cairn_cluster_job *job)
             continue;
         }
         m->amend.later = NULL;
-        if (m->amend.request != 0) cairn_cluster_job_amend(m, m->amend.request, amend);
+        if (m->amend.request != 0) coord_job_amend(m, m->amend.request, amend);
         cairn__job_amend__free_unpacked(amend, NULL);
         m = job->members.list; // the event may have expelled some
     }
 }
 
 /* The one that came to the store was theirs, or they would have been refused. */
-static void answer_admins(struct cairn_cluster_job *job, const struct cairn_cluster_saved *saved)
+static void answer_admins(struct coord_job *job, const struct coord_saved *saved)
 {
     if (job->amends.waiters == NULL || job->amends.revision != 0) return;
     if (saved->status != CAIRN_OK) {
-        cairn_cluster_waiters_fail(&job->amends.waiters, saved->status, saved->why);
+        coord_waiters_fail(&job->amends.waiters, saved->status, saved->why);
         return;
     }
     job->amends.revision = job->spec.revision;
     terms_advance(job);
-    if (job->state == CAIRN_CLUSTER_JOB_LOST) cairn_cluster_amenders_lost(job);
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) coord_amenders_lost(job);
 }
 
-void cairn_cluster_amenders_lost(struct cairn_cluster_job *job)
+void coord_amenders_lost(struct coord_job *job)
 {
     struct cairn_sentence why;
     if (job->amends.revision == 0) return; // it is on its way to the store
     cairn_sentence_set(&why, "the amendment is stored, but not on all shards, and the job is %s",
                        job->loss.why.text);
-    cairn_cluster_waiters_fail(&job->amends.waiters, CAIRN_ERR_JOB_LOST, why.text);
+    coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_JOB_LOST, why.text);
 }
 
 /* Durable, or as before. */
-static void on_stored(const struct cairn_cluster_saved *saved)
+static void on_stored(const struct coord_saved *saved)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
-    struct cairn_cluster_amending *amending = job != NULL ? job->amends.amending : NULL;
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
+    struct coord_amending *amending = job != NULL ? job->amends.amending : NULL;
     if (amending == NULL || amending->next.amend_key != saved->number) return;
     job->amends.amending = NULL;
     if (saved->status == CAIRN_OK && job->core != NULL) {
@@ -256,16 +256,16 @@ static void on_stored(const struct cairn_cluster_saved *saved)
         cairn_packed_release(job->planned.spec);
         job->spec = amending->next;
         job->planned.spec = amending->spec_packed;
-        cairn_cluster_terms_tell_all(job);
-        cairn_cluster_terms_replace(job, amending->terms);
+        coord_terms_tell_all(job);
+        coord_terms_replace(job, amending->terms);
         cairn_log_info("job %s: amended, revision %" PRIu64, job->spec.name, job->spec.revision);
-        cairn_cluster_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
-                                 "revision %" PRIu64, job->spec.revision);
+        coord_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
+                         "revision %" PRIu64, job->spec.revision);
         free(amending);
     } else {
-        cairn_cluster_amending_free(amending);
+        coord_amending_free(amending);
     }
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->amend.request != 0 && m->amend.revision == 0 && m->amend.later == NULL)
             answer(m, saved->status, saved->why);
     answer_admins(job, saved);
@@ -273,25 +273,24 @@ static void on_stored(const struct cairn_cluster_saved *saved)
 }
 
 /* Nothing but the terms is another: takes `next`. */
-static cairn_status store(struct cairn_cluster_job *job, struct cairn_job_spec_data *next,
+static cairn_status store(struct coord_job *job, struct cairn_job_spec_data *next,
                           struct cairn_sentence *why)
 {
-    struct cairn_cluster_amending *amending = calloc(1, sizeof *amending);
+    struct coord_amending *amending = calloc(1, sizeof *amending);
     if (amending == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to amend it");
     cairn_spec_init(&amending->next);
-    cairn_status status = cairn_cluster_terms_make(next, &amending->terms, why);
+    cairn_status status = coord_terms_make(next, &amending->terms, why);
     if (status == CAIRN_OK) {
         cairn_sentence_set(why, "no memory for the amended spec");
         amending->spec_packed = cairn_packed_spec(next);
         if (amending->spec_packed == NULL) status = CAIRN_ERR_NO_MEMORY;
     }
+    if (status == CAIRN_OK) status = coord_judge_packed(next->name, amending->spec_packed, why);
     if (status == CAIRN_OK)
-        status = cairn_cluster_judge_packed(next->name, amending->spec_packed, why);
-    if (status == CAIRN_OK)
-        status = cairn_cluster_save_job(job, CAIRN_STORE_JOB, amending->spec_packed,
-                                        next->amend_key, on_stored, why);
+        status = coord_save_job(job, CAIRN_STORE_JOB, amending->spec_packed, next->amend_key,
+                                on_stored, why);
     if (status != CAIRN_OK) {
-        cairn_cluster_amending_free(amending);
+        coord_amending_free(amending);
         return status;
     }
     amending->next = *next;
@@ -302,21 +301,21 @@ static cairn_status store(struct cairn_cluster_job *job, struct cairn_job_spec_d
 /* ---- the request ---- */
 
 /* Who is there stays: it is for the operator to say who goes. */
-static cairn_status judge_bounds(const struct cairn_cluster_job *job,
+static cairn_status judge_bounds(const struct coord_job *job,
                                  const struct cairn_job_spec_data *next, struct cairn_sentence *why)
 {
-    const uint32_t count = job->core != NULL ? cairn_round_worker_count(job->core) : 0;
+    const uint32_t count = job->core != NULL ? round_worker_count(job->core) : 0;
     const bool same = next->workers_max == job->spec.workers_max;
     if (!same && next->workers_max != 0 && next->workers_max < count)
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "workers_max is %" PRIu32 ", and job %s has %" PRIu32
                           " workers: end some of them first",
                           next->workers_max, job->spec.name, count);
-    return cairn_cluster_judge_workers(job->cluster, next, why);
+    return coord_judge_workers(job->cluster, next, why);
 }
 
 /* `member`: whose it is; NULL: an admin's. */
-static cairn_status amend_job(struct cairn_cluster_job *job, struct cairn_cluster_member *member,
+static cairn_status amend_job(struct coord_job *job, struct coord_member *member,
                               const Cairn__JobAmend *amend, struct cairn_sentence *why)
 {
     struct cairn_job_spec_data next;
@@ -326,21 +325,19 @@ static cairn_status amend_job(struct cairn_cluster_job *job, struct cairn_cluste
     status = cairn_spec_copy(&job->spec, &next);
     if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
     status = change(&next, amend, &extends, why);
-    if (status == CAIRN_OK) status = cairn_cluster_settings_judge_planes(&job->spec, &next, why);
+    if (status == CAIRN_OK) status = coord_settings_judge_planes(&job->spec, &next, why);
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
-    if (status == CAIRN_OK) status = cairn_cluster_missed_judge(job, &next, why);
+    if (status == CAIRN_OK) status = coord_missed_judge(job, &next, why);
     if (status == CAIRN_OK && changes_tensors(amend) && member == NULL)
         status = cairn_fail(why, CAIRN_ERR_REFUSED, "tensors are amended by a worker");
     if (status == CAIRN_OK)
-        status = extends ? cairn_cluster_extend_begin(job, member, &next, why)
-                         : store(job, &next, why);
+        status = extends ? coord_extend_begin(job, member, &next, why) : store(job, &next, why);
     if (status != CAIRN_OK) cairn_spec_release(&next);
     return status;
 }
 
 /* A copy, until the one before is done. */
-static cairn_status wait_for_another(struct cairn_cluster_member *member,
-                                     const Cairn__JobAmend *amend)
+static cairn_status wait_for_another(struct coord_member *member, const Cairn__JobAmend *amend)
 {
     uint8_t *bytes = malloc(cairn__job_amend__get_packed_size(amend) + 1);
     cairn__job_amend__free_unpacked(member->amend.later, NULL); // it asked again
@@ -352,63 +349,61 @@ static cairn_status wait_for_another(struct cairn_cluster_member *member,
     return member->amend.later != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t request,
-                             const Cairn__JobAmend *amend)
+void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn__JobAmend *amend)
 {
-    struct cairn_cluster_job *job = member->job;
-    const struct cairn_cluster_amending *amending = job->amends.amending;
+    struct coord_job *job = member->job;
+    const struct coord_amending *amending = job->amends.amending;
     struct cairn_sentence why = { "no memory to amend it" };
     const bool again = amend->key != 0 && amend->key == job->spec.amend_key;
     member->amend.request = request;
     member->amend.revision = 0;
-    if (cairn_cluster_extend_is(job, amend->key)) return; // asked again after a reconnect
+    if (coord_extend_is(job, amend->key)) return; // asked again after a reconnect
     if (amending != NULL && amending->next.amend_key == amend->key) return;
     const cairn_status status = again              ? CAIRN_OK
                                 : amending != NULL ? wait_for_another(member, amend)
                                                    : amend_job(job, member, amend, &why);
     // Else it is answered when it is done.
     if (again || status != CAIRN_OK) answer(member, status, why.text);
-    if (again && member->amend.request != 0) cairn_cluster_terms_tell_all(job); // one had no room
+    if (again && member->amend.request != 0) coord_terms_tell_all(job); // one had no room
 }
 
 /* ---- by an admin ---- */
 
-static cairn_status judge_admin(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status judge_admin(const struct coord_job *job, struct cairn_sentence *why)
 {
     if (job->state != CAIRN_CLUSTER_JOB_INITIALIZING && job->state != CAIRN_CLUSTER_JOB_RUNNING)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: `cairn job show` says more",
-                          job->spec.name, cairn_cluster_job_state_name(job));
+                          job->spec.name, coord_job_state_name(job));
     if (job->amends.amending != NULL || job->amends.waiters != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "job %s is being amended; amend it when that is over", job->spec.name);
     return CAIRN_OK;
 }
 
-void cairn_cluster_job_amend_by_name(struct cairn_cluster_session *session, uint32_t request,
-                                     const Cairn__JobAmend *amend)
+void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
+                             const Cairn__JobAmend *amend)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, amend->name);
+    struct coord_job *job = coord_job_find(session->cluster, amend->name);
     struct cairn_sentence why;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     cairn_sentence_set(&why, "there is no job \"%.128s\"; `cairn job list` shows those there are",
                        amend->name);
     if (job != NULL) status = judge_admin(job, &why);
-    if (status == CAIRN_OK && !cairn_cluster_waiters_add(&job->amends.waiters, session, request))
+    if (status == CAIRN_OK && !coord_waiters_add(&job->amends.waiters, session, request))
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "too much is asked for on this connection");
     if (status != CAIRN_OK) {
-        cairn_cluster_session_error(session, request, status, why.text);
+        coord_session_error(session, request, status, why.text);
         return;
     }
     job->amends.revision = 0;
     status = amend_job(job, NULL, amend, &why);
-    if (status != CAIRN_OK) cairn_cluster_waiters_fail(&job->amends.waiters, status, why.text);
+    if (status != CAIRN_OK) coord_waiters_fail(&job->amends.waiters, status, why.text);
 }
 
-void cairn_cluster_amenders_forget(struct cairn_cluster *cluster,
-                                   const struct cairn_cluster_session *session)
+void coord_amenders_forget(struct coord *cluster, const struct coord_session *session)
 {
-    for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next)
-        cairn_cluster_waiters_forget(&job->amends.waiters, session);
+    for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
+        coord_waiters_forget(&job->amends.waiters, session);
 }
 
 /* ==== amend shards ==== */
@@ -424,28 +419,27 @@ struct telling {
     uint32_t shard;
 };
 
-void cairn_cluster_amend_done(struct cairn_cluster_member *member, uint64_t revision)
+void coord_amend_done(struct coord_member *member, uint64_t revision)
 {
     Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
     amended.revision = revision;
     if (member->amend.request != 0)
-        cairn_cluster_session_send(member->session, CAIRN_MSG_JOB_AMENDED, member->amend.request,
-                                   &amended.base);
+        coord_session_send(member->session, CAIRN_MSG_JOB_AMENDED, member->amend.request,
+                           &amended.base);
     member->amend.request = 0;
     member->amend.revision = 0;
 }
 
-void cairn_cluster_amend_failed(struct cairn_cluster_member *member, cairn_status status,
-                                const char *text)
+void coord_amend_failed(struct coord_member *member, cairn_status status, const char *text)
 {
     if (member->amend.request != 0)
-        cairn_cluster_session_error(member->session, member->amend.request, status, text);
+        coord_session_error(member->session, member->amend.request, status, text);
     member->amend.request = 0;
     member->amend.revision = 0;
 }
 
 /* Answers the amendments that all shards have. */
-static void terms_advance(struct cairn_cluster_job *job)
+static void terms_advance(struct coord_job *job)
 {
     uint64_t all = UINT64_MAX;
     CAIRN_EACH_SHARD (job, i)
@@ -453,32 +447,30 @@ static void terms_advance(struct cairn_cluster_job *job)
     if (job->amends.waiters != NULL && job->amends.revision != 0 && job->amends.revision <= all) {
         Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
         amended.revision = job->amends.revision;
-        cairn_cluster_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
+        coord_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
     }
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (m->amend.revision != 0 && m->amend.revision <= all)
-            cairn_cluster_amend_done(m, m->amend.revision);
+            coord_amend_done(m, m->amend.revision);
     }
 }
 
 /* It stands in the store and is gone by: that one shard cannot keep it is said, and does not hold it up. */
-static void fail(struct cairn_cluster_job *job, uint64_t revision, cairn_status status,
-                 const char *text)
+static void fail(struct coord_job *job, uint64_t revision, cairn_status status, const char *text)
 {
     struct cairn_sentence why;
     cairn_sentence_set(
         &why, "job %s: the amended spec is in the coordinator's store, but not on all shards: %s",
         job->spec.name, text);
-    cairn_log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
+    log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
     if (job->amends.revision == revision)
-        cairn_cluster_waiters_fail(&job->amends.waiters, status, why.text);
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (m->amend.revision == revision) cairn_cluster_amend_failed(m, status, why.text);
+        coord_waiters_fail(&job->amends.waiters, status, why.text);
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->amend.revision == revision) coord_amend_failed(m, status, why.text);
     }
 }
 
-static void on_told(struct cairn_cluster_job *job, const void *about, cairn_status status,
-                    const char *text)
+static void on_told(struct coord_job *job, const void *about, cairn_status status, const char *text)
 {
     const struct telling *told = about;
     if (job->generation != told->generation) return;
@@ -487,19 +479,18 @@ static void on_told(struct cairn_cluster_job *job, const void *about, cairn_stat
         fail(job, told->revision, status, text);
         return;
     }
-    struct cairn_cluster_job_shard *s = &job->shards[told->shard];
+    struct coord_job_shard *s = &job->shards[told->shard];
     if (s->revision < told->revision) s->revision = told->revision;
     terms_advance(job);
 }
 
-void cairn_cluster_terms_tell(struct cairn_cluster_job *job, uint32_t shard, bool settled)
+void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled)
 {
-    const struct cairn_cluster_job_shard *s = &job->shards[shard];
+    const struct coord_job_shard *s = &job->shards[shard];
     const bool newer = s->revision < job->spec.revision;
     if (!s->up || (settled && !newer)) return;
     const struct telling telling = { job->generation, job->spec.revision, shard };
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_told, &telling,
-                                                                        sizeof telling);
+    struct coord_gather *gather = coord_gather_open_job(job, on_told, &telling, sizeof telling);
     if (gather == NULL) {
         cairn_log_error("job %s: no memory to tell shard %s of the spec", job->spec.name,
                         s->seat->name);
@@ -510,16 +501,15 @@ void cairn_cluster_terms_tell(struct cairn_cluster_job *job, uint32_t shard, boo
     terms.generation = job->generation;
     terms.revision = job->spec.revision;
     terms.spec_bytes = newer ? job->planned.spec->size : 0;
-    const uint32_t request = cairn_cluster_gather_send(gather, s->seat, CAIRN_MSG_JOB_TERMS,
-                                                       &terms.base);
+    const uint32_t request = coord_gather_send(gather, s->seat, CAIRN_MSG_JOB_TERMS, &terms.base);
     if (request != 0 && newer)
-        cairn_cluster_session_pages(s->seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
-    cairn_cluster_gather_start(gather);
+        coord_session_pages(s->seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    coord_gather_start(gather);
 }
 
-void cairn_cluster_terms_tell_all(struct cairn_cluster_job *job)
+void coord_terms_tell_all(struct coord_job *job)
 {
-    CAIRN_EACH_SHARD (job, i) cairn_cluster_terms_tell(job, i, false);
+    CAIRN_EACH_SHARD (job, i) coord_terms_tell(job, i, false);
 }
 
 /* ==== amend tensors ==== */

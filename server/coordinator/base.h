@@ -16,12 +16,12 @@
 
 /* Every header of the coordinator needs these: its structs by name, messages, and sentences. */
 
-struct cairn_cluster;         /* cluster.h */
-struct cairn_cluster_session; /* base.h */
-struct cairn_cluster_seat;    /* base.h */
-struct cairn_cluster_job;     /* job.h */
-struct cairn_cluster_member;  /* job.h */
-struct cairn_cluster_gather;  /* base.h */
+struct coord;         /* cluster.h */
+struct coord_session; /* base.h */
+struct coord_seat;    /* base.h */
+struct coord_job;     /* job.h */
+struct coord_member;  /* job.h */
+struct coord_gather;  /* base.h */
 struct cairn_packed;
 struct cairn_peer;
 struct cairn_frame;
@@ -32,69 +32,64 @@ struct cairn_frame;
  * shard that goes away fails its calls with CAIRN_ERR_CLOSED. */
 
 /* An id for a request of ours, also of one whose answer nobody waits for. Never 0. */
-uint32_t cairn_cluster_request_new(struct cairn_cluster *cluster);
+uint32_t coord_request_new(struct coord *cluster);
 /* `status` is CAIRN_OK if all said Done, else the first failure; `why` says whose. */
 typedef void (*cairn_cluster_gather_fn)(void *context, cairn_status status, const char *why);
-/* A question to nobody yet: cairn_cluster_gather_ask adds shards, cairn_cluster_gather_start waits for them.
+/* A question to nobody yet: coord_gather_ask adds shards, coord_gather_start waits for them.
  * NULL: no memory. */
-struct cairn_cluster_gather *cairn_cluster_gather_open(struct cairn_cluster *cluster,
-                                                       cairn_cluster_gather_fn on_done,
-                                                       void *context);
+struct coord_gather *coord_gather_open(struct coord *cluster, cairn_cluster_gather_fn on_done,
+                                       void *context);
 /* The same about a job: on_done comes only if the job is still there and the coordinator does not close.
  * on_done gets a copy of `about`, valid until it returns; NULL, 0: there is nothing but the job. */
-typedef void (*cairn_cluster_job_gather_fn)(struct cairn_cluster_job *job, const void *about,
+typedef void (*cairn_cluster_job_gather_fn)(struct coord_job *job, const void *about,
                                             cairn_status status, const char *why);
-struct cairn_cluster_gather *cairn_cluster_gather_open_job(const struct cairn_cluster_job *job,
-                                                           cairn_cluster_job_gather_fn on_done,
-                                                           const void *about, size_t about_bytes);
+struct coord_gather *coord_gather_open_job(const struct coord_job *job,
+                                           cairn_cluster_job_gather_fn on_done, const void *about,
+                                           size_t about_bytes);
 /* The id with which the caller sends the request to that seat. 0: no memory, or the seat is away; the gather
  * fails then. */
-uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
-                                  struct cairn_cluster_seat *seat);
+uint32_t coord_gather_ask(struct coord_gather *gather, struct coord_seat *seat);
 /* The same, and sends it: a message whose frames are this one alone. */
-uint32_t cairn_cluster_gather_send(struct cairn_cluster_gather *gather,
-                                   struct cairn_cluster_seat *seat, uint16_t type,
-                                   const ProtobufCMessage *message);
+uint32_t coord_gather_send(struct coord_gather *gather, struct coord_seat *seat, uint16_t type,
+                           const ProtobufCMessage *message);
 /* All were asked: on_done comes when all have answered, and at once if nobody is left to answer. */
-void cairn_cluster_gather_start(struct cairn_cluster_gather *gather);
+void coord_gather_start(struct coord_gather *gather);
 /* Adds the names of those that have not answered: "s1, s3". */
-void cairn_cluster_gather_awaited(const struct cairn_cluster_gather *gather,
-                                  struct cairn_sentence *out);
+void coord_gather_awaited(const struct coord_gather *gather, struct cairn_sentence *out);
 /* A shard answers a request of ours. */
-void cairn_cluster_calls_reply(struct cairn_cluster_seat *seat, uint32_t request,
-                               cairn_status status, const char *text);
+void coord_calls_reply(struct coord_seat *seat, uint32_t request, cairn_status status,
+                       const char *text);
 /* The shard is gone: its calls fail. Nobody asks it anything in here. */
-void cairn_cluster_calls_seat_gone(struct cairn_cluster_seat *seat);
+void coord_calls_seat_gone(struct coord_seat *seat);
 
 /* ==== seat ==== */
 
 /* The seat of a shard. */
 
-TAILQ_HEAD(cairn_cluster_calls, cairn_cluster_call); /* of calls.c */
+TAILQ_HEAD(cairn_cluster_calls, coord_call); /* of calls.c */
 
 /* A shard, known by its name. */
-struct cairn_cluster_seat {
-    struct cairn_cluster_seat *next;       /* of the cluster's list, by name */
-    char *name;                            /* owned */
-    struct cairn_cluster_session *session; /* NULL = away */
+struct coord_seat {
+    struct coord_seat *next;          /* of the cluster's list, by name */
+    char *name;                       /* owned */
+    struct coord_session *session;    /* NULL = away */
     struct cairn_cluster_calls calls; /* what it was asked and has not answered, oldest first */
     uint64_t incarnation;
-    struct cairn_seat_part
-        *held; /* owned, [held_count]: what it came with, in force and prepared */
+    struct seat_part *held; /* owned, [held_count]: what it came with, in force and prepared */
     size_t held_count;
-    enum cairn_seat_probe probe; /* of who sits there, for another process of this name */
-    uint64_t asked_ms;           /* cairn_cluster_now_ms: the probe */
-    char claimant[64];           /* where a process is that holds parts, too, and waits; .. */
-    uint64_t claimed_ms;         /* .. when it came last; 0: never */
-    struct cairn_log_limit claims;
+    enum seat_probe probe; /* of who sits there, for another process of this name */
+    uint64_t asked_ms;     /* coord_now_ms: the probe */
+    char claimant[64];     /* where a process is that holds parts, too, and waits; .. */
+    uint64_t claimed_ms;   /* .. when it came last; 0: never */
+    struct log_limit claims;
     bool ended;        /* its last connection was closed at its end: most likely with its process */
     uint64_t since_ms; /* of the loop's clock: when it came or went */
-    uint64_t gone_ms;  /* cairn_cluster_now_ms: when it went; while we are stopped nobody is away */
+    uint64_t gone_ms;  /* coord_now_ms: when it went; while we are stopped nobody is away */
     uint8_t *fabric_address; /* owned, [fabric_address_bytes]; the last one it had */
     size_t fabric_address_bytes;
     /* by that address: other hosts reach it; or its own host alone, by memory. Neither: it does not say */
     bool is_networked, is_mapped;
-    bool apart_said;                    /* cairn_cluster_seat_apart, in the log */
+    bool apart_said;                    /* coord_seat_apart, in the log */
     char host[CAIRN_FABRIC_HOST_BYTES]; /* where it is; empty: it does not say */
     Cairn__ShardStats stats;            /* of its last Heartbeat, if has_stats */
     bool has_stats;
@@ -105,7 +100,7 @@ struct cairn_cluster_seat {
     Cairn__MemoryTold *memory; /* owned, [memory_count]: likewise */
     size_t memory_count;
     /* of its session: may we act on what it holds, and what that is (standing.c) */
-    struct cairn_coordinator_id seen;
+    struct coordinator_id seen;
     enum cairn_standing standing;
     Cairn__HeldJobs *parts; /* owned; NULL: it has not told yet, or holds nothing */
     bool parts_awaited; /* it holds jobs that are not known here, and has not told their names */
@@ -115,15 +110,15 @@ struct cairn_cluster_seat {
     bool leaving;                /* its jobs go to others, and it gets no part of any */
     struct cairn_sentence unfit; /* its device failed: what becomes of what else it holds */
     struct {
-        struct cairn_cluster_waiter *waiters; /* owned: who asked for it */
-        struct cairn_cluster_waiter *begun;   /* owned: who is told when the store has it */
+        struct coord_waiter *waiters; /* owned: who asked for it */
+        struct coord_waiter *begun;   /* owned: who is told when the store has it */
         uint32_t
             stored; /* by an operator's word, and in the store or on its way: its number; 0: not */
         uint32_t request; /* the shard's own; 0: none */
-        /* cairn_cluster_now_ms: nothing moves any more from then on, and it is given up; 0: never */
+        /* coord_now_ms: nothing moves any more from then on, and it is given up; 0: never */
         uint64_t saves_ms, ends_ms;
         bool is_unfit;             /* nobody asked: its device failed. It ends by itself */
-        uint64_t again_ms;         /* cairn_cluster_now_ms: what could not be is not tried before */
+        uint64_t again_ms;         /* coord_now_ms: what could not be is not tried before */
         bool is_over;              /* it holds nothing, and was told to end */
         bool is_saving;            /* it cannot be brought to hold nothing, and ends: snapshot.h */
         cairn_status status;       /* then: why not */
@@ -139,9 +134,9 @@ struct cairn_cluster_seat {
 #define CAIRN_SESSION_MEMBERS_MAX 64 /* jobs that one connection has open */
 #define CAIRN_SESSION_PAGED_MAX   4  /* specs that are on their way on one connection */
 
-struct cairn_cluster_session {
-    struct cairn_cluster_session *next; /* of the cluster's list */
-    struct cairn_cluster *cluster;
+struct coord_session {
+    struct coord_session *next; /* of the cluster's list */
+    struct coord *cluster;
     struct cairn_peer *peer; /* borrowed from the listener */
     uint32_t role;           /* enum cairn_role_wire */
     char *name;              /* owned */
@@ -151,29 +146,29 @@ struct cairn_cluster_session {
     Cairn__Home *home;       /* owned: of a shard that tells; or NULL */
     uint8_t *fabric_address; /* owned: [fabric_address_bytes] */
     size_t fabric_address_bytes;
-    uint64_t last_frame_ms, since_ms;     /* of the loop's clock */
-    struct cairn_cluster_member *members; /* by next_of_session */
-    Cairn__Hello *hello;             /* owned: of a shard that has not said all of it; or NULL */
-    struct cairn_cluster_seat *seat; /* of a shard, while it holds it */
-    uint32_t member_count;           /* jobs that it has open */
-    uint32_t wait_count;             /* answers that it waits for (base.h) */
-    uint32_t unanswered;             /* of an admin: requests without an answer so far */
-    struct cairn_cluster_unheard *unheard; /* owned: whom it does not hear; NULL: nobody */
-    bool closing;                          /* was asked to go: its frames are dropped */
+    uint64_t last_frame_ms, since_ms; /* of the loop's clock */
+    struct coord_member *members;     /* by next_of_session */
+    Cairn__Hello *hello;              /* owned: of a shard that has not said all of it; or NULL */
+    struct coord_seat *seat;          /* of a shard, while it holds it */
+    uint32_t member_count;            /* jobs that it has open */
+    uint32_t wait_count;              /* answers that it waits for (base.h) */
+    uint32_t unanswered;              /* of an admin: requests without an answer so far */
+    struct coord_unheard *unheard;    /* owned: whom it does not hear; NULL: nobody */
+    bool closing;                     /* was asked to go: its frames are dropped */
 };
 
 /* Each does nothing without a session. One that cannot be sent to is being closed, and goes by itself. */
-void cairn_cluster_session_send(struct cairn_cluster_session *session, uint16_t type,
-                                uint32_t request, const ProtobufCMessage *message);
-void cairn_cluster_session_error(struct cairn_cluster_session *session, uint32_t request,
-                                 cairn_status status, const char *text);
+void coord_session_send(struct coord_session *session, uint16_t type, uint32_t request,
+                        const ProtobufCMessage *message);
+void coord_session_error(struct coord_session *session, uint32_t request, cairn_status status,
+                         const char *text);
 /* Unasked: the session's member of the job has its place no more. */
-void cairn_cluster_session_expelled(struct cairn_cluster_session *session, uint64_t job,
-                                    cairn_status status, const char *text);
-void cairn_cluster_session_done(struct cairn_cluster_session *session, uint32_t request);
+void coord_session_expelled(struct coord_session *session, uint64_t job, cairn_status status,
+                            const char *text);
+void coord_session_done(struct coord_session *session, uint32_t request);
 /* Holds the bytes and sends them as Pages. */
-void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t request,
-                                 enum cairn_page_what what, struct cairn_packed *packed);
+void coord_session_pages(struct coord_session *session, uint32_t request, enum cairn_page_what what,
+                         struct cairn_packed *packed);
 
 /* ==== works ==== */
 
@@ -184,86 +179,80 @@ void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t
 #define CAIRN_SESSION_WAITS_MAX 16 /* answers that one connection waits for */
 
 /* A request that waits for a cut, a restore, an amendment ...; forgotten when its session goes. */
-struct cairn_cluster_waiter {
-    struct cairn_cluster_waiter *next;
-    struct cairn_cluster_session *session;
+struct coord_waiter {
+    struct coord_waiter *next;
+    struct coord_session *session;
     uint32_t request;
 };
 
 /* Work for one of libuv's threads; the first member of what it works on. */
-struct cairn_cluster_work {
+struct coord_work {
     uv_work_t req;
-    struct cairn_cluster_work *next; /* of the cluster's list */
-    struct cairn_cluster *cluster;
-    struct cairn_cluster_session *session; /* who is answered; NULL: nobody, or it went */
+    struct coord_work *next; /* of the cluster's list */
+    struct coord *cluster;
+    struct coord_session *session; /* who is answered; NULL: nobody, or it went */
     uint32_t request;
-    void (*run)(struct cairn_cluster_work *work);  /* on another thread */
-    void (*done)(struct cairn_cluster_work *work); /* on the loop; frees it */
+    void (*run)(struct coord_work *work);  /* on another thread */
+    void (*done)(struct coord_work *work); /* on the loop; frees it */
 };
 
 /* False if the session waits for too much, or there is no thread: nothing was begun. */
-bool cairn_cluster_work_start(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
-                              struct cairn_cluster_session *session, uint32_t request);
+bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coord_session *session,
+                      uint32_t request);
 /* The same of work on so many bytes; on few it is done at once, sooner than a thread is told of it: `done`
  * has run then. */
-bool cairn_cluster_work_do(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
-                           struct cairn_cluster_session *session, uint32_t request, size_t bytes);
+bool coord_work_do(struct coord_work *work, struct coord *cluster, struct coord_session *session,
+                   uint32_t request, size_t bytes);
 /* `free_it` frees `what`, of which nobody else knows, and which was made of so many bytes: likewise. */
-void cairn_cluster_free_by(struct cairn_cluster *cluster, void (*free_it)(void *what), void *what,
-                           size_t bytes);
-void cairn_cluster_works_forget(struct cairn_cluster *cluster,
-                                const struct cairn_cluster_session *session);
+void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *what, size_t bytes);
+void coord_works_forget(struct coord *cluster, const struct coord_session *session);
 /* False: the session waits for too much. */
-bool cairn_cluster_waiters_add(struct cairn_cluster_waiter **list,
-                               struct cairn_cluster_session *session, uint32_t request);
-void cairn_cluster_waiters_forget(struct cairn_cluster_waiter **list,
-                                  const struct cairn_cluster_session *session);
+bool coord_waiters_add(struct coord_waiter **list, struct coord_session *session, uint32_t request);
+void coord_waiters_forget(struct coord_waiter **list, const struct coord_session *session);
 /* Who still waits when the coordinator stops: the connections end, that is answer enough. */
-void cairn_cluster_waiters_release(struct cairn_cluster_waiter **list);
+void coord_waiters_release(struct coord_waiter **list);
 /* Answers all of the list, which is empty then. */
-void cairn_cluster_waiters_answer(struct cairn_cluster_waiter **list, uint16_t type,
-                                  const ProtobufCMessage *message);
-void cairn_cluster_waiters_fail(struct cairn_cluster_waiter **list, cairn_status status,
-                                const char *text);
+void coord_waiters_answer(struct coord_waiter **list, uint16_t type,
+                          const ProtobufCMessage *message);
+void coord_waiters_fail(struct coord_waiter **list, cairn_status status, const char *text);
 
 /* ==== sessions ==== */
 
 /* Connections: Hello, frames, leases. */
 
-void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_frame *frame,
-                                    void *context);
-void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
-                                   void *context);
+void coord_session_on_frame(struct cairn_peer *peer, const struct cairn_frame *frame,
+                            void *context);
+void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
+                           void *context);
 /* Handles the requests that came early and need not wait any more (cluster.h). */
-void cairn_cluster_sessions_take_early(struct cairn_cluster *cluster);
-void cairn_cluster_sessions_tick(struct cairn_cluster *cluster, uint64_t now_ms, uint64_t away_ms);
+void coord_sessions_take_early(struct coord *cluster);
+void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_ms);
 
 /* ==== seating ==== */
 
 /* Shards come and go: who has which seat (members.h), and who hears of it. */
 
 /* The session is gone, for that reason. */
-void cairn_cluster_seat_leave(struct cairn_cluster_session *session, cairn_status status,
-                              const char *why);
+void coord_seat_leave(struct coord_session *session, cairn_status status, const char *why);
 /* Forgets a shard that is gone for good, because an operator says so. CAIRN_ERR_BUSY: it is
  * here, or a job has a part on it. */
-cairn_status cairn_cluster_seat_forget(struct cairn_cluster *cluster, const char *name,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_seat_forget(struct coord *cluster, const char *name,
+                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Who was asked and is silent loses its seat. */
-void cairn_cluster_seats_tick(struct cairn_cluster *cluster);
+void coord_seats_tick(struct coord *cluster);
 
 /* ==== handlers ==== */
 
 /* Judged frames of each role. Each returns false if the role may not say that. */
 
-bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
-                                 const struct cairn_frame *frame, const ProtobufCMessage *message);
-bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
-                                const struct cairn_frame *frame, const ProtobufCMessage *message);
-bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
-                                const struct cairn_frame *frame, const ProtobufCMessage *message);
+bool coord_handle_worker(struct coord_session *session, const struct cairn_frame *frame,
+                         const ProtobufCMessage *message);
+bool coord_handle_shard(struct coord_session *session, const struct cairn_frame *frame,
+                        const ProtobufCMessage *message);
+bool coord_handle_admin(struct coord_session *session, const struct cairn_frame *frame,
+                        const ProtobufCMessage *message);
 /* cluster.c: ClusterStatus, at once. */
-void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t request);
+void coord_status_answer(struct coord_session *session, uint32_t request);
 
 /* ==== asked ==== */
 
@@ -271,7 +260,7 @@ void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t
 
 /* Notes a request of an admin, if it is one that changes something: as the command line calls it, with all
  * that it was given, as far as that fits, and how much more there is. */
-void cairn_cluster_asked_note(const struct cairn_cluster_session *session,
-                              const struct cairn_frame *frame, const ProtobufCMessage *message);
+void coord_asked_note(const struct coord_session *session, const struct cairn_frame *frame,
+                      const ProtobufCMessage *message);
 
 #endif

@@ -15,15 +15,15 @@
 #include "server/coordinator/job.h"
 #include "server/coordinator/store.h"
 
-struct cairn_cluster_call {
-    TAILQ_ENTRY(cairn_cluster_call) of_gather, of_seat;
-    struct cairn_cluster_gather *gather;
-    struct cairn_cluster_seat *seat;
+struct coord_call {
+    TAILQ_ENTRY(coord_call) of_gather, of_seat;
+    struct coord_gather *gather;
+    struct coord_seat *seat;
     uint32_t request;
 };
 
-struct cairn_cluster_gather {
-    struct cairn_cluster *cluster;
+struct coord_gather {
+    struct coord *cluster;
     struct cairn_cluster_calls calls; /* not answered yet */
     cairn_cluster_gather_fn on_done;
     void *context;
@@ -34,17 +34,16 @@ struct cairn_cluster_gather {
 
 /* The context of a question about a job, which may be dropped before the answer. */
 struct about_job {
-    struct cairn_cluster *cluster;
+    struct coord *cluster;
     uint64_t job;
     cairn_cluster_job_gather_fn on_done;
     _Alignas(max_align_t) uint8_t about[];
 };
 
-struct cairn_cluster_gather *cairn_cluster_gather_open(struct cairn_cluster *cluster,
-                                                       cairn_cluster_gather_fn on_done,
-                                                       void *context)
+struct coord_gather *coord_gather_open(struct coord *cluster, cairn_cluster_gather_fn on_done,
+                                       void *context)
 {
-    struct cairn_cluster_gather *gather = calloc(1, sizeof *gather);
+    struct coord_gather *gather = calloc(1, sizeof *gather);
     if (gather == NULL) return NULL;
     gather->cluster = cluster;
     gather->on_done = on_done;
@@ -57,14 +56,14 @@ struct cairn_cluster_gather *cairn_cluster_gather_open(struct cairn_cluster *clu
 static void on_job_done(void *context, cairn_status status, const char *why)
 {
     struct about_job *of = context;
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(of->cluster, of->job);
+    struct coord_job *job = coord_job_by_id(of->cluster, of->job);
     if (job != NULL && !of->cluster->closing) of->on_done(job, of->about, status, why);
     free(of);
 }
 
-struct cairn_cluster_gather *cairn_cluster_gather_open_job(const struct cairn_cluster_job *job,
-                                                           cairn_cluster_job_gather_fn on_done,
-                                                           const void *about, size_t about_bytes)
+struct coord_gather *coord_gather_open_job(const struct coord_job *job,
+                                           cairn_cluster_job_gather_fn on_done, const void *about,
+                                           size_t about_bytes)
 {
     struct about_job *of = calloc(1, sizeof *of + about_bytes);
     if (of == NULL) return NULL;
@@ -72,12 +71,12 @@ struct cairn_cluster_gather *cairn_cluster_gather_open_job(const struct cairn_cl
     of->job = job->id;
     of->on_done = on_done;
     if (about_bytes > 0) memcpy(of->about, about, about_bytes);
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open(job->cluster, on_job_done, of);
+    struct coord_gather *gather = coord_gather_open(job->cluster, on_job_done, of);
     if (gather == NULL) free(of);
     return gather;
 }
 
-static void fail_gather(struct cairn_cluster_gather *gather, cairn_status status, const char *name,
+static void fail_gather(struct coord_gather *gather, cairn_status status, const char *name,
                         const char *text)
 {
     if (gather->status != CAIRN_OK) return;
@@ -85,16 +84,15 @@ static void fail_gather(struct cairn_cluster_gather *gather, cairn_status status
     cairn_sentence_set(&gather->why, "%s: %s", name, text);
 }
 
-uint32_t cairn_cluster_request_new(struct cairn_cluster *cluster)
+uint32_t coord_request_new(struct coord *cluster)
 {
     if (++cluster->next_request == 0) cluster->next_request = 1;
     return cluster->next_request;
 }
 
-uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
-                                  struct cairn_cluster_seat *seat)
+uint32_t coord_gather_ask(struct coord_gather *gather, struct coord_seat *seat)
 {
-    struct cairn_cluster_call *call = calloc(1, sizeof *call);
+    struct coord_call *call = calloc(1, sizeof *call);
     if (call == NULL || seat->session == NULL) {
         free(call);
         fail_gather(gather, CAIRN_ERR_CLOSED, seat->name, "it is away");
@@ -102,23 +100,22 @@ uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
     }
     call->gather = gather;
     call->seat = seat;
-    call->request = cairn_cluster_request_new(gather->cluster);
+    call->request = coord_request_new(gather->cluster);
     TAILQ_INSERT_TAIL(&gather->calls, call, of_gather);
     TAILQ_INSERT_TAIL(&seat->calls, call, of_seat);
     return call->request;
 }
 
-uint32_t cairn_cluster_gather_send(struct cairn_cluster_gather *gather,
-                                   struct cairn_cluster_seat *seat, uint16_t type,
-                                   const ProtobufCMessage *message)
+uint32_t coord_gather_send(struct coord_gather *gather, struct coord_seat *seat, uint16_t type,
+                           const ProtobufCMessage *message)
 {
-    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
-    if (request != 0) cairn_cluster_session_send(seat->session, type, request, message);
+    const uint32_t request = coord_gather_ask(gather, seat);
+    if (request != 0) coord_session_send(seat->session, type, request, message);
     return request;
 }
 
 /* Freed before the callback, which may ask anew. */
-static void finish_if_answered(struct cairn_cluster_gather *gather)
+static void finish_if_answered(struct coord_gather *gather)
 {
     if (!gather->started || !TAILQ_EMPTY(&gather->calls)) return;
     const cairn_cluster_gather_fn on_done = gather->on_done;
@@ -129,24 +126,23 @@ static void finish_if_answered(struct cairn_cluster_gather *gather)
     on_done(context, status, why.text);
 }
 
-void cairn_cluster_gather_start(struct cairn_cluster_gather *gather)
+void coord_gather_start(struct coord_gather *gather)
 {
     gather->started = true;
     finish_if_answered(gather);
 }
 
-void cairn_cluster_gather_awaited(const struct cairn_cluster_gather *gather,
-                                  struct cairn_sentence *out)
+void coord_gather_awaited(const struct coord_gather *gather, struct cairn_sentence *out)
 {
-    const struct cairn_cluster_call *call;
+    const struct coord_call *call;
     TAILQ_FOREACH (call, &gather->calls, of_gather)
         cairn_sentence_add(out, "%s%s", call == TAILQ_FIRST(&gather->calls) ? "" : ", ",
                            call->seat->name);
 }
 
-static void end_call(struct cairn_cluster_call *call, cairn_status status, const char *text)
+static void end_call(struct coord_call *call, cairn_status status, const char *text)
 {
-    struct cairn_cluster_gather *gather = call->gather;
+    struct coord_gather *gather = call->gather;
     if (status != CAIRN_OK) fail_gather(gather, status, call->seat->name, text);
     TAILQ_REMOVE(&gather->calls, call, of_gather);
     TAILQ_REMOVE(&call->seat->calls, call, of_seat);
@@ -154,18 +150,18 @@ static void end_call(struct cairn_cluster_call *call, cairn_status status, const
     finish_if_answered(gather);
 }
 
-void cairn_cluster_calls_reply(struct cairn_cluster_seat *seat, uint32_t request,
-                               cairn_status status, const char *text)
+void coord_calls_reply(struct coord_seat *seat, uint32_t request, cairn_status status,
+                       const char *text)
 {
-    struct cairn_cluster_call *call;
+    struct coord_call *call;
     TAILQ_FOREACH (call, &seat->calls, of_seat)
         if (call->request == request) break;
     if (call != NULL) end_call(call, status, text);
 }
 
-void cairn_cluster_calls_seat_gone(struct cairn_cluster_seat *seat)
+void coord_calls_seat_gone(struct coord_seat *seat)
 {
-    struct cairn_cluster_call *call;
+    struct coord_call *call;
     while ((call = TAILQ_FIRST(&seat->calls)) != NULL)
         end_call(call, CAIRN_ERR_CLOSED, "the connection was lost");
 }
@@ -176,25 +172,25 @@ void cairn_cluster_calls_seat_gone(struct cairn_cluster_seat *seat)
 
 static void on_run(uv_work_t *req)
 {
-    struct cairn_cluster_work *work = req->data;
+    struct coord_work *work = req->data;
     work->run(work);
 }
 
 static void on_back(uv_work_t *req, int uv_status)
 {
-    struct cairn_cluster_work *work = req->data;
-    struct cairn_cluster *cluster = work->cluster;
+    struct coord_work *work = req->data;
+    struct coord *cluster = work->cluster;
     (void)uv_status; // nothing is ever canceled
-    struct cairn_cluster_work **at = &cluster->works;
+    struct coord_work **at = &cluster->works;
     while (*at != work) at = &(*at)->next;
     *at = work->next;
     if (work->session != NULL) work->session->wait_count--;
     work->done(work); // frees it
-    if (cluster->closing) cairn_cluster_close_step(cluster);
+    if (cluster->closing) coord_close_step(cluster);
 }
 
-bool cairn_cluster_work_start(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
-                              struct cairn_cluster_session *session, uint32_t request)
+bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coord_session *session,
+                      uint32_t request)
 {
     if (session != NULL && session->wait_count >= CAIRN_SESSION_WAITS_MAX) return false;
     work->cluster = cluster;
@@ -208,10 +204,10 @@ bool cairn_cluster_work_start(struct cairn_cluster_work *work, struct cairn_clus
     return true;
 }
 
-bool cairn_cluster_work_do(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
-                           struct cairn_cluster_session *session, uint32_t request, size_t bytes)
+bool coord_work_do(struct coord_work *work, struct coord *cluster, struct coord_session *session,
+                   uint32_t request, size_t bytes)
 {
-    if (bytes > SMALL_BYTES) return cairn_cluster_work_start(work, cluster, session, request);
+    if (bytes > SMALL_BYTES) return coord_work_start(work, cluster, session, request);
     work->cluster = cluster;
     work->session = session;
     work->request = request;
@@ -223,24 +219,23 @@ bool cairn_cluster_work_do(struct cairn_cluster_work *work, struct cairn_cluster
 /* ---- freed ---- */
 
 struct freeing {
-    struct cairn_cluster_work work;
+    struct coord_work work;
     void (*free_it)(void *what);
     void *what; /* owned */
 };
 
-static void run_freeing(struct cairn_cluster_work *work)
+static void run_freeing(struct coord_work *work)
 {
     const struct freeing *freeing = (struct freeing *)work;
     freeing->free_it(freeing->what);
 }
 
-static void done_freeing(struct cairn_cluster_work *work)
+static void done_freeing(struct coord_work *work)
 {
     free(work);
 }
 
-void cairn_cluster_free_by(struct cairn_cluster *cluster, void (*free_it)(void *what), void *what,
-                           size_t bytes)
+void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *what, size_t bytes)
 {
     struct freeing *freeing = cluster->closing ? NULL : calloc(1, sizeof *freeing);
     if (freeing != NULL) {
@@ -248,39 +243,36 @@ void cairn_cluster_free_by(struct cairn_cluster *cluster, void (*free_it)(void *
         freeing->work.done = done_freeing;
         freeing->free_it = free_it;
         freeing->what = what;
-        if (cairn_cluster_work_do(&freeing->work, cluster, NULL, 0, bytes)) return;
+        if (coord_work_do(&freeing->work, cluster, NULL, 0, bytes)) return;
     }
     free(freeing);
     free_it(what);
 }
 
-void cairn_cluster_works_forget(struct cairn_cluster *cluster,
-                                const struct cairn_cluster_session *session)
+void coord_works_forget(struct coord *cluster, const struct coord_session *session)
 {
-    for (struct cairn_cluster_work *w = cluster->works; w != NULL; w = w->next) {
+    for (struct coord_work *w = cluster->works; w != NULL; w = w->next) {
         if (w->session == session) w->session = NULL;
     }
 }
 
 /* ---- those who wait ---- */
 
-bool cairn_cluster_waiters_add(struct cairn_cluster_waiter **list,
-                               struct cairn_cluster_session *session, uint32_t request)
+bool coord_waiters_add(struct coord_waiter **list, struct coord_session *session, uint32_t request)
 {
     if (session->wait_count >= CAIRN_SESSION_WAITS_MAX) return false;
-    struct cairn_cluster_waiter *waiter = calloc(1, sizeof *waiter);
+    struct coord_waiter *waiter = calloc(1, sizeof *waiter);
     if (waiter == NULL) return false;
     session->wait_count++;
-    *waiter = (struct cairn_cluster_waiter) { *list, session, request };
+    *waiter = (struct coord_waiter) { *list, session, request };
     *list = waiter;
     return true;
 }
 
-void cairn_cluster_waiters_forget(struct cairn_cluster_waiter **list,
-                                  const struct cairn_cluster_session *session)
+void coord_waiters_forget(struct coord_waiter **list, const struct coord_session *session)
 {
     while (*list != NULL) {
-        struct cairn_cluster_waiter *waiter = *list;
+        struct coord_waiter *waiter = *list;
         if (waiter->session != session) {
             list = &waiter->next;
             continue;
@@ -290,34 +282,33 @@ void cairn_cluster_waiters_forget(struct cairn_cluster_waiter **list,
     }
 }
 
-void cairn_cluster_waiters_release(struct cairn_cluster_waiter **list)
+void coord_waiters_release(struct coord_waiter **list)
 {
     while (*list != NULL) {
-        struct cairn_cluster_waiter *waiter = *list;
+        struct coord_waiter *waiter = *list;
         *list = waiter->next;
         free(waiter);
     }
 }
 
-void cairn_cluster_waiters_answer(struct cairn_cluster_waiter **list, uint16_t type,
-                                  const ProtobufCMessage *message)
+void coord_waiters_answer(struct coord_waiter **list, uint16_t type,
+                          const ProtobufCMessage *message)
 {
     while (*list != NULL) {
-        struct cairn_cluster_waiter *waiter = *list;
+        struct coord_waiter *waiter = *list;
         *list = waiter->next;
         waiter->session->wait_count--;
-        cairn_cluster_session_send(waiter->session, type, waiter->request, message);
+        coord_session_send(waiter->session, type, waiter->request, message);
         free(waiter);
     }
 }
 
-void cairn_cluster_waiters_fail(struct cairn_cluster_waiter **list, cairn_status status,
-                                const char *text)
+void coord_waiters_fail(struct coord_waiter **list, cairn_status status, const char *text)
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
     error.text = (char *)(uintptr_t)text;
-    cairn_cluster_waiters_answer(list, CAIRN_MSG_ERROR, &error.base);
+    coord_waiters_answer(list, CAIRN_MSG_ERROR, &error.base);
 }
 
 /* ==== asked ==== */
@@ -483,8 +474,8 @@ static const char *job_of(const ProtobufCMessage *message)
     return job != NULL ? *job : "";
 }
 
-void cairn_cluster_asked_note(const struct cairn_cluster_session *session,
-                              const struct cairn_frame *frame, const ProtobufCMessage *message)
+void coord_asked_note(const struct coord_session *session, const struct cairn_frame *frame,
+                      const ProtobufCMessage *message)
 {
     const char *verb = verb_of(frame, message);
     struct cairn_sentence who, what;
@@ -494,8 +485,8 @@ void cairn_cluster_asked_note(const struct cairn_cluster_session *session,
     const char *job = job_of(message);
     cairn_sentence_set(&what, "%s", verb);
     add_fields(message, 1, &what);
-    cairn_sentence_set(&who, "admin %s at %s", session->name, cairn_peer_name(session->peer));
-    cairn_log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }),
-                     "asked: %s", what.text);
-    cairn_cluster_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what.text);
+    cairn_sentence_set(&who, "admin %s at %s", session->name, peer_name(session->peer));
+    log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }), "asked: %s",
+               what.text);
+    coord_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what.text);
 }

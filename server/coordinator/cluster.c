@@ -19,127 +19,127 @@
 #include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
 
-const char *cairn_cluster_address(const struct cairn_cluster *cluster)
+const char *coord_address(const struct coord *cluster)
 {
-    return cairn_listener_address(cluster->listener);
+    return listener_address(cluster->listener);
 }
 
-uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster)
+uint64_t coord_store_writes(const struct coord *cluster)
 {
     return cluster->saves.rows_written;
 }
 
 /* ---- time ---- */
 
-static uint64_t tick_ms(const struct cairn_cluster *cluster)
+static uint64_t tick_ms(const struct coord *cluster)
 {
     const uint64_t half = (uint64_t)cluster->options->heartbeat_ms / 2;
     return half < 10 ? 10 : half;
 }
 
 /* A tick that comes later says that we were stopped. */
-static uint64_t late_ms(const struct cairn_cluster *cluster)
+static uint64_t late_ms(const struct coord *cluster)
 {
     return 4 * tick_ms(cluster);
 }
 
 /* Not past the time at which the next tick is late: what is longer is taken away by that tick, and what was
  * told before must not be ahead of what is told after. */
-uint64_t cairn_cluster_now_ms(const struct cairn_cluster *cluster)
+uint64_t coord_now_ms(const struct coord *cluster)
 {
     const uint64_t now_ms = uv_now(cluster->loop);
     const uint64_t last_ms = cluster->clock.last_tick_ms + late_ms(cluster);
     return (now_ms < last_ms ? now_ms : last_ms) - cluster->clock.stopped_ms;
 }
 
-void cairn_cluster_clock_look(struct cairn_cluster *cluster)
+void coord_clock_look(struct coord *cluster)
 {
     char jump[CAIRN_WALL_JUMP_BYTES];
-    if (cairn_wall_watch(&cluster->clock.wall, jump))
-        cairn_cluster_event_note(cluster, CAIRN_EVENT_CLOCK, NULL, NULL, "%s", jump);
+    if (wall_watch(&cluster->clock.wall, jump))
+        coord_event_note(cluster, CAIRN_EVENT_CLOCK, NULL, NULL, "%s", jump);
 }
 
 /* The last event was noted by another process, perhaps by another clock. */
-static void clock_open(struct cairn_cluster *cluster)
+static void clock_open(struct coord *cluster)
 {
-    const uint64_t most_off_s = 86400, now_s = cairn_wall_unix_s(),
-                   last_s = cairn_cluster_events_last_ms(cluster) / 1000;
-    cairn_cluster_clock_look(cluster);
+    const uint64_t most_off_s = 86400, now_s = wall_unix_s(),
+                   last_s = coord_events_last_ms(cluster) / 1000;
+    coord_clock_look(cluster);
     if (last_s == 0 || (now_s + CAIRN_WALL_SKEW_S >= last_s && now_s < last_s + most_off_s)) return;
-    cairn_wall_doubt(&cluster->clock.wall);
+    wall_doubt(&cluster->clock.wall);
     if (now_s < last_s) {
         char back[CAIRN_WALL_JUMP_BYTES];
-        cairn_wall_jump_text(-(int64_t)(last_s - now_s), back);
+        wall_jump_text(-(int64_t)(last_s - now_s), back);
         cairn_log_warn("the clock of this host is behind the last event that was noted, %s", back);
     }
 }
 
 static void on_tick(uv_timer_t *timer)
 {
-    struct cairn_cluster *cluster = timer->data;
+    struct coord *cluster = timer->data;
     const uint64_t now_ms = uv_now(cluster->loop);
     // While we were stopped nobody's lease or deadline ran.
     const uint64_t passed_ms = now_ms - cluster->clock.last_tick_ms;
     const bool late = passed_ms > late_ms(cluster);
     cluster->clock.last_tick_ms = now_ms;
     if (late) cluster->clock.stopped_ms += passed_ms - late_ms(cluster);
-    cairn_cluster_clock_look(cluster);
-    cairn_cluster_sessions_tick(cluster, now_ms, late ? passed_ms : 0);
-    cairn_cluster_seats_tick(cluster);
-    cairn_storage_watch_tick(&cluster->storage.watch);
-    cairn_cluster_adopt_tick(cluster);
-    cairn_cluster_events_tick(cluster);
-    cairn_cluster_scrub_tick(cluster);
-    cairn_cluster_first_tick(cluster);
-    cairn_cluster_openings_tick(cluster);
-    for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
-        cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
-        cairn_cluster_leases_tick(job);
-        cairn_cluster_job_parts_tick(job);
-        cairn_cluster_park_advance(job);
-        cairn_cluster_reshard_tick(job);
-        cairn_cluster_cut_tick(job);
-        cairn_cluster_recovery_tick(job);
-        cairn_cluster_straggler_tick(job);
+    coord_clock_look(cluster);
+    coord_sessions_tick(cluster, now_ms, late ? passed_ms : 0);
+    coord_seats_tick(cluster);
+    storage_watch_tick(&cluster->storage.watch);
+    coord_adopt_tick(cluster);
+    coord_events_tick(cluster);
+    coord_scrub_tick(cluster);
+    coord_first_tick(cluster);
+    coord_openings_tick(cluster);
+    for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
+        coord_job_tick(job, coord_now_ms(cluster));
+        coord_leases_tick(job);
+        coord_job_parts_tick(job);
+        coord_park_advance(job);
+        coord_reshard_tick(job);
+        coord_cut_tick(job);
+        coord_recovery_tick(job);
+        coord_straggler_tick(job);
     }
-    cairn_cluster_sessions_take_early(cluster);
-    cairn_cluster_drains_tick(cluster);
-    cairn_cluster_reshard_spread(cluster);
+    coord_sessions_take_early(cluster);
+    coord_drains_tick(cluster);
+    coord_reshard_spread(cluster);
 }
 
 /* ---- closing ---- */
 
-static void free_cluster(struct cairn_cluster *cluster)
+static void free_cluster(struct coord *cluster)
 {
-    cairn_cluster_restores_close(cluster);
-    cairn_cluster_resumes_close(cluster);
-    cairn_cluster_drops_close(cluster);
-    cairn_cluster_reshard_asked_close(cluster);
+    coord_restores_close(cluster);
+    coord_resumes_close(cluster);
+    coord_drops_close(cluster);
+    coord_reshard_asked_close(cluster);
     while (cluster->jobs != NULL) {
-        struct cairn_cluster_job *job = cluster->jobs;
+        struct coord_job *job = cluster->jobs;
         cluster->jobs = job->next;
-        cairn_cluster_cut_close(job);
-        cairn_cluster_job_free(job);
+        coord_cut_close(job);
+        coord_job_free(job);
     }
     while (cluster->seats != NULL) {
-        struct cairn_cluster_seat *seat = cluster->seats;
+        struct coord_seat *seat = cluster->seats;
         cluster->seats = seat->next;
-        cairn_cluster_seat_free(seat);
+        coord_seat_free(seat);
     }
-    cairn_cluster_events_close(cluster);
-    cairn_cluster_keys_close(cluster);
-    const bool is_unread = cairn_cluster_scrub_free(cluster);
-    cairn_store_close(cluster->store);
-    if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);
+    coord_events_close(cluster);
+    coord_keys_close(cluster);
+    const bool is_unread = coord_scrub_free(cluster);
+    store_close(cluster->store);
+    if (cluster->lock_fd >= 0) durable_unlock(cluster->lock_fd);
     if (is_unread) free(cluster->storage.path);
-    cairn_storage_watch_release(&cluster->storage.watch);
-    cairn_cluster_adopt_close(cluster);
-    cairn_cluster_backup_close(cluster);
+    storage_watch_release(&cluster->storage.watch);
+    coord_adopt_close(cluster);
+    coord_backup_close(cluster);
     free(cluster->identity.dropped);
     if (is_unread) free(cluster);
 }
 
-void cairn_cluster_close_step(struct cairn_cluster *cluster)
+void coord_close_step(struct coord *cluster)
 {
     if (cluster->handles_open > 0 || cluster->works != NULL) return;
     void (*on_closed)(void *) = cluster->on_closed;
@@ -150,51 +150,49 @@ void cairn_cluster_close_step(struct cairn_cluster *cluster)
 
 static void on_timer_closed(uv_handle_t *handle)
 {
-    struct cairn_cluster *cluster = handle->data;
+    struct coord *cluster = handle->data;
     cluster->handles_open--;
-    cairn_cluster_close_step(cluster);
+    coord_close_step(cluster);
 }
 
 static void on_part_closed(void *context)
 {
-    struct cairn_cluster *cluster = context;
+    struct coord *cluster = context;
     cluster->handles_open--;
-    cairn_cluster_close_step(cluster);
+    coord_close_step(cluster);
 }
 
-void cairn_cluster_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
-                         void *context)
+void coord_close(struct coord *cluster, void (*on_closed)(void *context), void *context)
 {
     if (cluster->closing) return;
     cluster->closing = true;
     cluster->on_closed = on_closed;
     cluster->on_closed_context = context;
     uv_close((uv_handle_t *)&cluster->clock.tick, on_timer_closed);
-    cairn_listener_close(cluster->listener, on_part_closed);
-    cairn_cluster_saves_close(cluster, on_part_closed, cluster);
-    cairn_cluster_scrub_close(cluster, on_part_closed, cluster);
-    cairn_storage_watch_close(&cluster->storage.watch, on_part_closed, cluster);
+    listener_close(cluster->listener, on_part_closed);
+    coord_saves_close(cluster, on_part_closed, cluster);
+    coord_scrub_close(cluster, on_part_closed, cluster);
+    storage_watch_close(&cluster->storage.watch, on_part_closed, cluster);
 }
 
 /* ---- opening ---- */
 
-static cairn_status open_folders(struct cairn_cluster *cluster, struct cairn_sentence *why)
+static cairn_status open_folders(struct coord *cluster, struct cairn_sentence *why)
 {
-    const struct cairn_cluster_options *options = cluster->options;
-    cairn_status status = cairn_durable_lock(options->store_path, &cluster->lock_fd, why);
+    const struct coord_options *options = cluster->options;
+    cairn_status status = durable_lock(options->store_path, &cluster->lock_fd, why);
     if (status != CAIRN_OK) {
         cluster->lock_fd = -1;
         return status;
     }
-    status = cairn_store_open(options->store_path, &cluster->store, why);
-    if (status == CAIRN_OK) status = cairn_cluster_events_open(cluster, why);
-    if (status == CAIRN_OK) status = cairn_cluster_keys_open(cluster, why);
-    if (status == CAIRN_OK) status = cairn_cluster_storage_open(cluster, why);
-    return status == CAIRN_OK ? cairn_cluster_standing_open(cluster, why) : status;
+    status = store_open(options->store_path, &cluster->store, why);
+    if (status == CAIRN_OK) status = coord_events_open(cluster, why);
+    if (status == CAIRN_OK) status = coord_keys_open(cluster, why);
+    if (status == CAIRN_OK) status = coord_storage_open(cluster, why);
+    return status == CAIRN_OK ? coord_standing_open(cluster, why) : status;
 }
 
-cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *options,
-                                         struct cairn_sentence *why)
+cairn_status coord_options_judge(const struct coord_options *options, struct cairn_sentence *why)
 {
     if (options->lease_timeout_ms < 2 * options->heartbeat_ms) {
         return cairn_fail(why, CAIRN_ERR_CONFIG,
@@ -215,17 +213,17 @@ cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *opt
         strcmp(options->snapshots_trust, "any") != 0)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "snapshots.trust is \"%s\": give signed or any",
                           options->snapshots_trust);
-    return cairn_listener_judge(&options->network, why);
+    return listener_judge(&options->network, why);
 }
 
-cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_loop_t *loop,
-                                struct cairn_cluster **cluster_out, struct cairn_sentence *why)
+cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
+                        struct coord **cluster_out, struct cairn_sentence *why)
 {
-    static const struct cairn_listener_events events = { .on_frame = cairn_cluster_session_on_frame,
-                                                         .on_gone = cairn_cluster_session_on_gone };
-    cairn_status status = cairn_cluster_options_judge(options, why);
+    static const struct listener_events events = { .on_frame = coord_session_on_frame,
+                                                   .on_gone = coord_session_on_gone };
+    cairn_status status = coord_options_judge(options, why);
     if (status != CAIRN_OK) return status;
-    struct cairn_cluster *cluster = calloc(1, sizeof *cluster);
+    struct coord *cluster = calloc(1, sizeof *cluster);
     if (cluster == NULL || sodium_init() < 0) {
         free(cluster);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
@@ -236,18 +234,18 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
     status = open_folders(cluster, why);
     if (status == CAIRN_OK) clock_open(cluster);
-    if (status == CAIRN_OK) status = cairn_cluster_jobs_load(cluster, why);
-    if (status == CAIRN_OK) status = cairn_cluster_drains_load(cluster, why);
-    if (status == CAIRN_OK) status = cairn_cluster_saves_open(cluster, why);
-    if (status == CAIRN_OK) status = cairn_cluster_scrub_open(cluster, why);
+    if (status == CAIRN_OK) status = coord_jobs_load(cluster, why);
+    if (status == CAIRN_OK) status = coord_drains_load(cluster, why);
+    if (status == CAIRN_OK) status = coord_saves_open(cluster, why);
+    if (status == CAIRN_OK) status = coord_scrub_open(cluster, why);
     if (status == CAIRN_OK) {
-        status = cairn_listener_open(loop, &options->network, CAIRN_MSG_HELLO, CAIRN_MSG_MAX,
-                                     &events, cluster, &cluster->listener, why);
+        status = listener_open(loop, &options->network, CAIRN_MSG_HELLO, CAIRN_MSG_MAX, &events,
+                               cluster, &cluster->listener, why);
     }
     if (status != CAIRN_OK) {
-        cairn_cluster_saves_close(cluster, NULL, NULL);
-        cairn_cluster_scrub_close(cluster, NULL, NULL);
-        cairn_storage_watch_close(&cluster->storage.watch, NULL, NULL);
+        coord_saves_close(cluster, NULL, NULL);
+        coord_scrub_close(cluster, NULL, NULL);
+        storage_watch_close(&cluster->storage.watch, NULL, NULL);
         free_cluster(cluster);
         return status;
     }
@@ -256,11 +254,11 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     uv_timer_start(&cluster->clock.tick, on_tick, tick_ms(cluster), tick_ms(cluster));
     cluster->handles_open = 5;
     cairn_log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s",
-                   options->name, cairn_store_meta(cluster->store)->incarnation, options->shards,
+                   options->name, store_meta(cluster->store)->incarnation, options->shards,
                    options->shards == 1 ? "" : "s");
-    cairn_cluster_event_note(cluster, CAIRN_EVENT_STARTED, NULL, NULL,
-                             "the coordinator of cluster %s, incarnation %" PRIu64, options->name,
-                             cairn_store_meta(cluster->store)->incarnation);
+    coord_event_note(cluster, CAIRN_EVENT_STARTED, NULL, NULL,
+                     "the coordinator of cluster %s, incarnation %" PRIu64, options->name,
+                     store_meta(cluster->store)->incarnation);
     *cluster_out = cluster;
     return CAIRN_OK;
 }
@@ -282,34 +280,34 @@ static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLAC
     return text;
 }
 
-static void fill_shard(Cairn__MemberStatus *out, struct cairn_cluster_seat *seat,
+static void fill_shard(Cairn__MemberStatus *out, struct coord_seat *seat,
                        char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
 {
     cairn__member_status__init(out);
     out->name = seat->name;
     out->role = CAIRN_ROLE_WIRE_SHARD;
-    out->state = (char *)(uintptr_t)(seat->session == NULL            ? "away"
-                                     : cairn_cluster_seat_obeys(seat) ? "up"
-                                                                      : "not ours");
+    out->state = (char *)(uintptr_t)(seat->session == NULL    ? "away"
+                                     : coord_seat_obeys(seat) ? "up"
+                                                              : "not ours");
     if (seat->session != NULL) {
-        out->address = (char *)(uintptr_t)cairn_peer_name(seat->session->peer);
+        out->address = (char *)(uintptr_t)peer_name(seat->session->peer);
         out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
         out->place = place_of(seat->fabric_address, seat->fabric_address_bytes, place);
         out->without = seat->session->without;
         out->version = seat->session->version;
-        if (cairn_cluster_seat_apart(seat)) out->apart = (char *)(uintptr_t)CAIRN_SEAT_APART_TEXT;
+        if (coord_seat_apart(seat)) out->apart = (char *)(uintptr_t)CAIRN_SEAT_APART_TEXT;
         out->home = seat->session->home;
         out->stats = seat->has_stats ? &seat->stats : NULL;
         out->storage = (char *)(uintptr_t)seat->storage.text;
-        out->unfit = (char *)(uintptr_t)(cairn_cluster_seat_unfit(seat) ? seat->unfit.text : "");
-        out->unheard = (char *)(uintptr_t)cairn_cluster_unheard_text(seat->session);
+        out->unfit = (char *)(uintptr_t)(coord_seat_unfit(seat) ? seat->unfit.text : "");
+        out->unheard = (char *)(uintptr_t)coord_unheard_text(seat->session);
     }
     out->since_ms = now_ms - seat->since_ms;
     out->state_bytes = seat->stats.state_bytes;
     out->memory_bytes = seat->memory_bytes;
 }
 
-static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_session *session,
+static void fill_session(Cairn__MemberStatus *out, const struct coord_session *session,
                          char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
 {
     cairn__member_status__init(out);
@@ -317,41 +315,40 @@ static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_se
     out->role = session->role;
     out->state = (char *)(uintptr_t) "up";
     out->version = session->version;
-    out->address = (char *)(uintptr_t)cairn_peer_name(session->peer);
+    out->address = (char *)(uintptr_t)peer_name(session->peer);
     out->path = path_of(session->fabric_address, session->fabric_address_bytes);
     out->place = place_of(session->fabric_address, session->fabric_address_bytes, place);
     out->since_ms = now_ms - session->since_ms;
-    out->unheard = (char *)(uintptr_t)cairn_cluster_unheard_text(session);
+    out->unheard = (char *)(uintptr_t)coord_unheard_text(session);
 }
 
 #define MEMBERS_MAX 4096 /* so that a frame holds them */
 
-static bool is_shown(const struct cairn_cluster_session *session)
+static bool is_shown(const struct coord_session *session)
 {
     return session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER;
 }
 
-static size_t count_members(const struct cairn_cluster *cluster)
+static size_t count_members(const struct coord *cluster)
 {
     size_t n = 0;
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) n++;
-    for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next)
+    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next) n++;
+    for (const struct coord_session *s = cluster->sessions; s != NULL; s = s->next)
         n += is_shown(s);
     return n < MEMBERS_MAX ? n : MEMBERS_MAX;
 }
 
 /* Shards first, then workers and readers; at most `max`. */
-static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberStatus *out,
+static size_t fill_members(const struct coord *cluster, Cairn__MemberStatus *out,
                            char (*places)[CAIRN_PLACE_BYTES], size_t max)
 {
     const uint64_t now_ms = uv_now(cluster->loop);
     size_t n = 0;
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL && n < max; s = s->next) {
+    for (struct coord_seat *s = cluster->seats; s != NULL && n < max; s = s->next) {
         fill_shard(&out[n], s, places[n], now_ms);
         n++;
     }
-    for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL && n < max;
-         s = s->next) {
+    for (const struct coord_session *s = cluster->sessions; s != NULL && n < max; s = s->next) {
         if (!is_shown(s)) continue;
         fill_session(&out[n], s, places[n], now_ms);
         n++;
@@ -359,20 +356,20 @@ static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberSta
     return n;
 }
 
-void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t request)
+void coord_status_answer(struct coord_session *session, uint32_t request)
 {
-    const struct cairn_cluster *cluster = session->cluster;
-    struct cairn_cluster_strangers strangers;
+    const struct coord *cluster = session->cluster;
+    struct coord_strangers strangers;
     const size_t max = count_members(cluster);
     Cairn__MemberStatus *members = calloc(max + 1, sizeof *members);
     Cairn__MemberStatus **list = calloc(max + 1, sizeof *list);
     char(*places)[CAIRN_PLACE_BYTES] = calloc(max + 1, sizeof *places);
     if (members == NULL || list == NULL || places == NULL ||
-        !cairn_cluster_strangers_init(&strangers, cluster)) {
+        !coord_strangers_init(&strangers, cluster)) {
         free(members);
         free(list);
         free(places);
-        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;
@@ -385,14 +382,13 @@ void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t
     status.members = list;
     status.n_members = fill_members(cluster, members, places, max);
     for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
-    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
-        status.job_count++;
+    for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) status.job_count++;
     status.store = cluster->identity.id.store;
     status.storage = (char *)(uintptr_t)cluster->storage.watch.said.text;
     status.strangers = strangers.list;
     status.n_strangers = strangers.count;
-    cairn_cluster_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);
-    cairn_cluster_strangers_release(&strangers);
+    coord_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);
+    coord_strangers_release(&strangers);
     free(members);
     free(list);
     free(places);
@@ -418,9 +414,9 @@ static bool is_of_strangers(uint16_t type)
     return type == CAIRN_MSG_CLUSTER_ADOPT || type == CAIRN_MSG_CLUSTER_FORGET;
 }
 
-static bool is_told(const struct cairn_cluster *cluster)
+static bool is_told(const struct coord *cluster)
 {
-    for (const struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
+    for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
         if (job->version_unknown && job->state == CAIRN_CLUSTER_JOB_RUNNING) return false;
         if (job->park.shut && !job->park.settled) return false; // taken over, and asked once more
         CAIRN_EACH_SHARD (job, i)
@@ -430,71 +426,68 @@ static bool is_told(const struct cairn_cluster *cluster)
 }
 
 /* Also those that do not obey this coordinator. */
-static bool are_all_here(const struct cairn_cluster *cluster)
+static bool are_all_here(const struct coord *cluster)
 {
     uint64_t here = 0;
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
         here += s->session != NULL;
     return here >= (uint64_t)cluster->options->shards;
 }
 
 /* Once it is over it stays so: who goes away later is missed, and the answers say that. */
-static bool is_early(struct cairn_cluster *cluster, uint16_t type)
+static bool is_early(struct coord *cluster, uint16_t type)
 {
-    struct cairn_cluster_earlies *e = &cluster->earlies;
+    struct coord_earlies *e = &cluster->earlies;
     const uint64_t passed_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
     const bool is_lease_over = passed_ms >= (uint64_t)cluster->options->lease_timeout_ms;
     if (!e->over) e->over = is_lease_over || is_told(cluster);
     return !e->over || (is_of_strangers(type) && !is_lease_over && !are_all_here(cluster));
 }
 
-bool cairn_cluster_early_hold(struct cairn_cluster_session *session,
-                              const struct cairn_frame *frame)
+bool coord_early_hold(struct coord_session *session, const struct cairn_frame *frame)
 {
-    struct cairn_cluster *cluster = session->cluster;
-    struct cairn_cluster_earlies *e = &cluster->earlies;
+    struct coord *cluster = session->cluster;
+    struct coord_earlies *e = &cluster->earlies;
     size_t i = 0;
     while (i < sizeof depends / sizeof *depends && depends[i] != frame->type) i++;
     if (i == sizeof depends / sizeof *depends || frame->request == 0 ||
         !is_early(cluster, frame->type))
         return false;
-    struct cairn_cluster_early *early = e->count < HELD_MAX
-                                            ? malloc(sizeof *early + frame->payload_bytes)
-                                            : NULL;
+    struct coord_early *early = e->count < HELD_MAX ? malloc(sizeof *early + frame->payload_bytes)
+                                                    : NULL;
     if (early == NULL) {
-        cairn_cluster_session_error(session, frame->request, CAIRN_ERR_BUSY,
-                                    "the coordinator has just started and waits for its shards; "
-                                    "ask again");
+        coord_session_error(session, frame->request, CAIRN_ERR_BUSY,
+                            "the coordinator has just started and waits for its shards; "
+                            "ask again");
         return true;
     }
-    *early = (struct cairn_cluster_early) { .session = session, .frame = *frame };
+    *early = (struct coord_early) { .session = session, .frame = *frame };
     if (frame->payload_bytes > 0) memcpy(early->bytes, frame->payload, frame->payload_bytes);
     early->frame.payload = early->bytes;
-    struct cairn_cluster_early **at = &e->list;
+    struct coord_early **at = &e->list;
     while (*at != NULL) at = &(*at)->next;
     *at = early;
     e->count++;
     return true;
 }
 
-struct cairn_cluster_early *cairn_cluster_early_take(struct cairn_cluster *cluster)
+struct coord_early *coord_early_take(struct coord *cluster)
 {
-    struct cairn_cluster_earlies *e = &cluster->earlies;
-    struct cairn_cluster_early **at = &e->list;
+    struct coord_earlies *e = &cluster->earlies;
+    struct coord_early **at = &e->list;
     while (*at != NULL && is_early(cluster, (*at)->frame.type)) at = &(*at)->next;
-    struct cairn_cluster_early *early = *at;
+    struct coord_early *early = *at;
     if (early == NULL) return NULL;
     *at = early->next;
     e->count--;
     return early;
 }
 
-void cairn_cluster_early_forget(struct cairn_cluster *cluster,
-                                const struct cairn_cluster_session *session)
+void coord_early_forget(struct coord *cluster, const struct coord_session *session)
 {
-    struct cairn_cluster_early **at = &cluster->earlies.list;
+    struct coord_early **at = &cluster->earlies.list;
     while (*at != NULL) {
-        struct cairn_cluster_early *early = *at;
+        struct coord_early *early = *at;
         if (early->session != session) {
             at = &early->next;
             continue;

@@ -46,47 +46,45 @@
  * are parked would be called unparked, a plan would leave out the shards that are a moment late, and after a
  * store was lost there would be nothing to adopt. */
 
-struct cairn_cluster_early {
-    struct cairn_cluster_early *next;
-    struct cairn_cluster_session *session; /* borrowed: forgotten with it */
-    struct cairn_frame frame;              /* its payload is `bytes` */
+struct coord_early {
+    struct coord_early *next;
+    struct coord_session *session; /* borrowed: forgotten with it */
+    struct cairn_frame frame;      /* its payload is `bytes` */
     uint8_t bytes[];
 };
 
 /* The cluster's early requests. */
-struct cairn_cluster_earlies {
-    struct cairn_cluster_early *list; /* owned, the oldest first */
+struct coord_earlies {
+    struct coord_early *list; /* owned, the oldest first */
     uint32_t count;
     bool over; /* nothing is early any more */
 };
 
 /* True: the request waits, or was refused since too many do. */
-bool cairn_cluster_early_hold(struct cairn_cluster_session *session,
-                              const struct cairn_frame *frame);
+bool coord_early_hold(struct coord_session *session, const struct cairn_frame *frame);
 /* The oldest that need not wait any more, the caller's to free; NULL: there is none. */
-struct cairn_cluster_early *cairn_cluster_early_take(struct cairn_cluster *cluster);
-void cairn_cluster_early_forget(struct cairn_cluster *cluster,
-                                const struct cairn_cluster_session *session);
+struct coord_early *coord_early_take(struct coord *cluster);
+void coord_early_forget(struct coord *cluster, const struct coord_session *session);
 
 /* ==== cluster ==== */
 
-struct cairn_cluster_restore;
-struct cairn_cluster_work;
-struct cairn_cluster_resume;
-struct cairn_cluster_drop;
-struct cairn_cluster_first;
-struct cairn_cluster_reshard_asked;
-struct cairn_cluster_removal;
-struct cairn_cluster_adoption;
-struct cairn_cluster_backup;
-struct cairn_cluster_keys;
-struct cairn_cluster_scrub;
+struct coord_restore;
+struct coord_work;
+struct coord_resume;
+struct coord_drop;
+struct coord_first;
+struct coord_reshard_asked;
+struct coord_removal;
+struct coord_adoption;
+struct coord_backup;
+struct coord_keys;
+struct coord_scrub;
 struct cairn_store;
-struct cairn_listener;
+struct listener;
 struct cairn_option;
 
 /* From the configuration; strings are borrowed for the cluster's life. */
-struct cairn_cluster_options {
+struct coord_options {
     char *name;
     int64_t shards; /* a job is spread over so many */
     /* so many are enough for a lost job that restores itself, shards_wait_ms after it was; 0: `shards` */
@@ -95,60 +93,60 @@ struct cairn_cluster_options {
     char *snapshots_path;
     char *snapshots_trust; /* "signed", "any" */
     bool snapshots_foreign;
-    struct cairn_listener_options network;
+    struct listener_options network;
     int64_t heartbeat_ms, lease_timeout_ms, step_deadline_ms;
     int64_t workers_max; /* of a job */
     int64_t lease_ttl_max_ms, lease_versions_max;
     char *reshard;           /* "manual", "on_join" */
     int64_t rebalance_above; /* thousandths of a share */
-    struct cairn_log_options log;
+    struct log_options log;
     const char *build; /* what this program calls its build; NULL: the version alone */
 };
 
 /* Checks what the table cannot: values that contradict each other. CAIRN_ERR_CONFIG. */
-cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *options,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_options_judge(const struct coord_options *options,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* The clock of leases and deadlines stands while this process is stopped. */
-struct cairn_cluster_clock {
+struct coord_clock {
     uv_timer_t tick;
     uint64_t last_tick_ms, started_ms; /* of the loop's clock */
     uint64_t stopped_ms;               /* how long this process was stopped, in all */
-    struct cairn_wall wall;            /* whether the other one may be believed */
+    struct wall wall;                  /* whether the other one may be believed */
 };
 
 #define CAIRN_DRAINED_MAX 64
 
-struct cairn_cluster {
+struct coord {
     /* borrowed */
-    const struct cairn_cluster_options *options;
+    const struct coord_options *options;
     uv_loop_t *loop;
     /* owned */
-    struct cairn_listener *listener;
+    struct listener *listener;
     struct cairn_store *store;
-    int lock_fd;                       /* of the store's folder */
-    struct cairn_cluster_keys *keys;   /* store.h */
-    struct cairn_cluster_scrub *scrub; /* snapshot.h */
-    struct cairn_cluster_seat *seats;
-    struct cairn_cluster_session *sessions;
-    struct cairn_cluster_job *jobs;
+    int lock_fd;               /* of the store's folder */
+    struct coord_keys *keys;   /* store.h */
+    struct coord_scrub *scrub; /* snapshot.h */
+    struct coord_seat *seats;
+    struct coord_session *sessions;
+    struct coord_job *jobs;
     /* owned: what is under way; NULL: nothing is */
-    struct cairn_cluster_restore *restores;    /* restore.h */
-    struct cairn_cluster_resume *resumes;      /* restore.h */
-    struct cairn_cluster_adoption *adoption;   /* restore.h */
-    struct cairn_cluster_backup *backup;       /* store.h */
-    struct cairn_cluster_drop *drops;          /* job.h */
-    struct cairn_cluster_first *firsts;        /* job.h */
-    struct cairn_cluster_reshard_asked *asked; /* reshard_plan.c */
-    struct cairn_cluster_removal *removals;    /* snapshot.h */
-    struct cairn_cluster_work *works;          /* base.h */
+    struct coord_restore *restores;    /* restore.h */
+    struct coord_resume *resumes;      /* restore.h */
+    struct coord_adoption *adoption;   /* restore.h */
+    struct coord_backup *backup;       /* store.h */
+    struct coord_drop *drops;          /* job.h */
+    struct coord_first *firsts;        /* job.h */
+    struct coord_reshard_asked *asked; /* reshard_plan.c */
+    struct coord_removal *removals;    /* snapshot.h */
+    struct coord_work *works;          /* base.h */
     /* each is its module's own */
-    struct cairn_cluster_saves saves;
-    struct cairn_cluster_events events;
-    struct cairn_cluster_storage storage;
-    struct cairn_cluster_identity identity;
-    struct cairn_cluster_openings openings;
-    struct cairn_cluster_earlies earlies;
+    struct coord_saves saves;
+    struct coord_events events;
+    struct coord_storage storage;
+    struct coord_identity identity;
+    struct coord_openings openings;
+    struct coord_earlies earlies;
     uint32_t next_request; /* calls.c */
     uint64_t seats_taken;  /* how often a shard sat down */
     struct {               /* processes that were told to end (drain.c): the newest ones */
@@ -156,7 +154,7 @@ struct cairn_cluster {
         size_t count; /* ever */
     } drained;
 
-    struct cairn_cluster_clock clock;
+    struct coord_clock clock;
     bool closing;
     int handles_open; /* they are closed before the cluster is freed */
     void (*on_closed)(void *context);
@@ -164,25 +162,23 @@ struct cairn_cluster {
 };
 
 /* Locks and opens the data folder, loads the jobs, listens. The loop must run then. */
-cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_loop_t *loop,
-                                struct cairn_cluster **cluster_out,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
+                        struct coord **cluster_out, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Closes connections, waits for work of other threads, frees itself, then calls on_closed (may be
  * NULL). Nothing is told to anyone: it is the same as being killed, only tidier. */
-void cairn_cluster_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
-                         void *context);
+void coord_close(struct coord *cluster, void (*on_closed)(void *context), void *context);
 /* "/run/cairn/coordinator.sock"; of several, blanks between */
-const char *cairn_cluster_address(const struct cairn_cluster *cluster);
+const char *coord_address(const struct coord *cluster);
 /* For tests: rows written to the store since it was opened. */
-uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster);
+uint64_t coord_store_writes(const struct coord *cluster);
 
 /* ---- for the files of this folder ---- */
 
 /* The clock of leases and deadlines. */
-uint64_t cairn_cluster_now_ms(const struct cairn_cluster *cluster);
+uint64_t coord_now_ms(const struct coord *cluster);
 /* Whether the wall clock has jumped since the last look, which is said. */
-void cairn_cluster_clock_look(struct cairn_cluster *cluster);
+void coord_clock_look(struct coord *cluster);
 /* One of its parts is closed; frees the cluster after the last. */
-void cairn_cluster_close_step(struct cairn_cluster *cluster);
+void coord_close_step(struct coord *cluster);
 
 #endif

@@ -20,15 +20,15 @@
 #define TRIES_AGAIN_MS 30000
 #define CANCELED_MS    600000
 
-static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                 cairn_status status, const char *text);
+static void fail(struct coord *cluster, struct coord_seat *seat, cairn_status status,
+                 const char *text);
 
 /* ---- the store ---- */
 
-static void on_stored(const struct cairn_cluster_saved *saved)
+static void on_stored(const struct coord_saved *saved)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
-    struct cairn_cluster_seat *seat = saved->cluster->seats;
+    struct coord_seat *seat = saved->cluster->seats;
     if (saved->number == 0) {
         if (saved->status != CAIRN_OK)
             cairn_log_error("the end of a drain is not in the store: %s", saved->why);
@@ -37,50 +37,49 @@ static void on_stored(const struct cairn_cluster_saved *saved)
     while (seat != NULL && seat->drain.stored != saved->number) seat = seat->next;
     if (seat == NULL) return; // it has ended
     if (saved->status == CAIRN_OK)
-        cairn_cluster_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);
+        coord_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);
     else
         fail(saved->cluster, seat, saved->status, saved->why);
 }
 
-static cairn_status store(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+static cairn_status store(struct coord *cluster, struct coord_seat *seat,
                           struct cairn_sentence *why)
 {
-    seat->drain.stored = cairn_cluster_request_new(cluster);
-    return cairn_cluster_save(cluster, CAIRN_STORE_LEAVE,
-                              &(struct cairn_stored_leaving) { seat->name }, 1, seat->drain.stored,
-                              on_stored, why);
+    seat->drain.stored = coord_request_new(cluster);
+    return coord_save(cluster, CAIRN_STORE_LEAVE, &(struct stored_leaving) { seat->name }, 1,
+                      seat->drain.stored, on_stored, why);
 }
 
-static void unstore(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+static void unstore(struct coord *cluster, struct coord_seat *seat)
 {
     struct cairn_sentence why;
     if (seat->drain.stored == 0) return;
     seat->drain.stored = 0;
-    if (cairn_cluster_save(cluster, CAIRN_STORE_STAY, &(struct cairn_stored_leaving) { seat->name },
-                           1, 0, on_stored, &why) != CAIRN_OK)
+    if (coord_save(cluster, CAIRN_STORE_STAY, &(struct stored_leaving) { seat->name }, 1, 0,
+                   on_stored, &why) != CAIRN_OK)
         cairn_log_error("the end of a drain is not in the store: %s", why.text);
 }
 
 static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
 {
-    const char *shard = ((const struct cairn_stored_leaving *)row)->shard;
-    struct cairn_cluster *cluster = context;
-    struct cairn_cluster_seat *seat = cairn_cluster_seat_get(cluster, shard);
+    const char *shard = ((const struct stored_leaving *)row)->shard;
+    struct coord *cluster = context;
+    struct coord_seat *seat = coord_seat_get(cluster, shard);
     if (seat == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
     seat->leaving = true;
-    seat->drain.stored = cairn_cluster_request_new(cluster);
+    seat->drain.stored = coord_request_new(cluster);
     cairn_log_info("shard %s is to be drained still", shard);
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_drains_load(struct cairn_cluster *cluster, struct cairn_sentence *why)
+cairn_status coord_drains_load(struct coord *cluster, struct cairn_sentence *why)
 {
-    return cairn_store_each(cluster->store, CAIRN_STORED_LEAVING, load, cluster, why);
+    return store_each(cluster->store, CAIRN_STORED_LEAVING, load, cluster, why);
 }
 
 /* ---- the end of a drain ---- */
 
-static uint32_t index_of(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+static uint32_t index_of(const struct coord_job *job, const struct coord_seat *seat)
 {
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].seat == seat) return i;
@@ -88,44 +87,44 @@ static uint32_t index_of(const struct cairn_cluster_job *job, const struct cairn
 }
 
 /* Cancels re-shardings that take state off this shard: the state stays where it is. */
-static void stop_runs(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+static void stop_runs(struct coord_job *job, const struct coord_seat *seat)
 {
     struct cairn_sentence why;
     for (; job != NULL; job = job->next) {
         const uint32_t shard = index_of(job, seat);
         if (job->reshard.running && shard < job->shard_count && job->shards[shard].weight <= 0)
-            (void)!cairn_cluster_reshard_cancel(job, &why);
+            (void)!coord_reshard_cancel(job, &why);
     }
 }
 
-static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                 cairn_status status, const char *text)
+static void fail(struct coord *cluster, struct coord_seat *seat, cairn_status status,
+                 const char *text)
 {
     struct cairn_sentence why, event;
     cairn_sentence_set(&why, "shard %s is not drained: %s", seat->name, text);
-    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "shard", seat->name, 0 }), "%s", why.text);
+    log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "shard", seat->name, 0 }), "%s", why.text);
     cairn_sentence_set(&event, "given up: %s", text);
-    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, event.text);
+    coord_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, event.text);
     seat->leaving = seat->drain.is_saving = seat->drain.is_unfit = false;
     unstore(cluster, seat);
-    cairn_cluster_waiters_fail(&seat->drain.begun, status, why.text);
-    cairn_cluster_waiters_fail(&seat->drain.waiters, status, why.text);
+    coord_waiters_fail(&seat->drain.begun, status, why.text);
+    coord_waiters_fail(&seat->drain.waiters, status, why.text);
     if (seat->drain.request != 0)
-        cairn_cluster_session_error(seat->session, seat->drain.request, status, why.text);
+        coord_session_error(seat->session, seat->drain.request, status, why.text);
     seat->drain.request = 0;
     seat->drain.saves_ms = seat->drain.ends_ms = 0;
     stop_runs(cluster->jobs, seat);
 }
 
 /* True: what came of the snapshots of all that it holds is known. */
-static bool advance_saving(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+static bool advance_saving(struct coord *cluster, struct coord_seat *seat,
                            struct cairn_sentence *out)
 {
     bool ended = true;
     *out = seat->drain.why;
-    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
-        if (!cairn_cluster_job_has_seat(j, seat)) continue;
-        ended &= cairn_cluster_parting_advance(j);
+    for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (!coord_job_has_seat(j, seat)) continue;
+        ended &= coord_parting_advance(j);
         cairn_sentence_add(out, "; %s", cairn_sentence_brief(j->parting.outcome.text, 300).text);
     }
     return ended;
@@ -133,8 +132,8 @@ static bool advance_saving(struct cairn_cluster *cluster, struct cairn_cluster_s
 
 /* Gives up draining: the shard keeps what it holds. A shard that is being stopped ends all the
  * same, so its jobs are saved first, if there is time. */
-static void give_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                    cairn_status status, const char *text)
+static void give_up(struct coord *cluster, struct coord_seat *seat, cairn_status status,
+                    const char *text)
 {
     if (seat->drain.request == 0) {
         fail(cluster, seat, status, text);
@@ -147,28 +146,27 @@ static void give_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *se
     seat->drain.status = status;
     cairn_sentence_set(&seat->drain.why, "%s", text);
     stop_runs(cluster->jobs, seat);
-    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
-        if (cairn_cluster_job_has_seat(j, seat)) cairn_cluster_parting_want(j);
+    for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next)
+        if (coord_job_has_seat(j, seat)) coord_parting_want(j);
 }
 
 /* This process has been drained: if it comes again, it has not heard that it is to end. */
-static bool was_drained(const struct cairn_cluster *cluster, uint64_t incarnation)
+static bool was_drained(const struct coord *cluster, uint64_t incarnation)
 {
     for (size_t i = 0; i < CAIRN_DRAINED_MAX && i < cluster->drained.count; i++)
         if (cluster->drained.incarnations[i] == incarnation) return true;
     return false;
 }
 
-static void note_drained(struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+static void note_drained(struct coord *cluster, const struct coord_seat *seat)
 {
     if (was_drained(cluster, seat->incarnation)) return;
     cairn_log_info("shard %s is drained", seat->name);
-    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name,
-                                   "it holds nothing");
+    coord_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, "it holds nothing");
     cluster->drained.incarnations[cluster->drained.count++ % CAIRN_DRAINED_MAX] = seat->incarnation;
 }
 
-void cairn_cluster_drain_come(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+void coord_drain_come(struct coord *cluster, struct coord_seat *seat)
 {
     const bool of_store = seat->drain.stored != 0 && !seat->drain.is_over;
     seat->leaving = of_store || was_drained(cluster, seat->incarnation);
@@ -176,37 +174,36 @@ void cairn_cluster_drain_come(struct cairn_cluster *cluster, struct cairn_cluste
 }
 
 /* It holds nothing: it ends, and is forgotten with its connection. */
-static void finish(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+static void finish(struct coord *cluster, struct coord_seat *seat)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
     Cairn__MemberEnd end = CAIRN__MEMBER_END__INIT;
     note_drained(cluster, seat);
-    cairn_cluster_waiters_answer(&seat->drain.waiters, CAIRN_MSG_DONE, &done.base);
-    if (seat->drain.request != 0) cairn_cluster_session_done(seat->session, seat->drain.request);
+    coord_waiters_answer(&seat->drain.waiters, CAIRN_MSG_DONE, &done.base);
+    if (seat->drain.request != 0) coord_session_done(seat->session, seat->drain.request);
     seat->drain.request = 0;
     seat->drain.saves_ms = seat->drain.ends_ms = 0;
     seat->drain.is_over = true;
     if (seat->session == NULL || seat->session->closing) return;
     end.why = (char *)(uintptr_t) "all that it held is on other shards";
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
+    coord_session_send(seat->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
 }
 
-bool cairn_cluster_drains_cancel(struct cairn_cluster_job *job)
+bool coord_drains_cancel(struct coord_job *job)
 {
     bool any = false;
-    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next) {
         // One that is being stopped ends in any case: what it has is lost if it does not go on.
-        if (!s->leaving || s->drain.is_over || s->drain.request != 0 ||
-            !cairn_cluster_job_has_seat(job, s))
+        if (!s->leaving || s->drain.is_over || s->drain.request != 0 || !coord_job_has_seat(job, s))
             continue;
         fail(job->cluster, s, CAIRN_ERR_CANCELED, "it was canceled");
-        s->drain.again_ms = cairn_cluster_now_ms(job->cluster) + CANCELED_MS;
+        s->drain.again_ms = coord_now_ms(job->cluster) + CANCELED_MS;
         any = true;
     }
     return any;
 }
 
-void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+void coord_drain_gone(struct coord *cluster, struct coord_seat *seat)
 {
     if (!seat->leaving || cluster->closing) return;
     if (seat->drain.is_unfit) { // as it was to
@@ -217,19 +214,18 @@ void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluste
     if (seat->drain.is_over || was_drained(cluster, seat->incarnation)) {
         const Cairn__Done done = CAIRN__DONE__INIT;
         unstore(cluster, seat);
-        cairn_cluster_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);
+        coord_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);
         return;
     }
     seat->drain.request = 0; // of the connection that is gone
     fail(cluster, seat, CAIRN_ERR_NOT_READY, "it went away");
 }
 
-void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
-                                 const struct cairn_cluster_session *session)
+void coord_drains_forget(struct coord *cluster, const struct coord_session *session)
 {
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
-        cairn_cluster_waiters_forget(&s->drain.waiters, session);
-        cairn_cluster_waiters_forget(&s->drain.begun, session);
+    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
+        coord_waiters_forget(&s->drain.waiters, session);
+        coord_waiters_forget(&s->drain.begun, session);
     }
 }
 
@@ -238,50 +234,48 @@ void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
 /* True if the unfit shard has nothing of the job that could be moved: its device failed with the
  * state on it, or the job is lost for good. A job that waits for a part, or for a newer store to
  * be adopted, is not lost for good and still needs what the shard holds. */
-static bool has_fallen(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+static bool has_fallen(const struct coord_job *job, const struct coord_seat *seat)
 {
     const bool is_lost = job->state == CAIRN_CLUSTER_JOB_LOST && !job->loss.may_return &&
                          !job->loss.behind;
-    return cairn_cluster_seat_unfit(seat) &&
+    return coord_seat_unfit(seat) &&
            (is_lost || (job->spec.offload_fraction < 1 && !job->park.shut));
 }
 
-static bool is_other_well(const struct cairn_cluster *cluster,
-                          const struct cairn_cluster_seat *seat)
+static bool is_other_well(const struct coord *cluster, const struct coord_seat *seat)
 {
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        if (s != seat && cairn_cluster_seat_fits(s, NULL)) return true;
+    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
+        if (s != seat && coord_seat_fits(s, NULL)) return true;
     return false;
 }
 
-static bool holds_whole(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+static bool holds_whole(const struct coord *cluster, const struct coord_seat *seat)
 {
-    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
-        if (cairn_cluster_job_has_seat(j, seat) && !has_fallen(j, seat)) return true;
+    for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next)
+        if (coord_job_has_seat(j, seat) && !has_fallen(j, seat)) return true;
     return false;
 }
 
 /* Nobody asked for it, so that it ends in silence when nobody is left to take anything. */
-static void look_unfit(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+static void look_unfit(struct coord *cluster, struct coord_seat *seat)
 {
-    const bool is_wanted = cairn_cluster_seat_unfit(seat) && cairn_cluster_seat_obeys(seat) &&
+    const bool is_wanted = coord_seat_unfit(seat) && coord_seat_obeys(seat) &&
                            is_other_well(cluster, seat);
     if (seat->drain.is_unfit && !is_wanted) {
         seat->leaving = seat->drain.is_unfit = false;
         stop_runs(cluster->jobs, seat);
     }
-    if (!is_wanted || seat->leaving || cairn_cluster_now_ms(cluster) < seat->drain.again_ms) return;
+    if (!is_wanted || seat->leaving || coord_now_ms(cluster) < seat->drain.again_ms) return;
     seat->leaving = seat->drain.is_unfit = true;
     seat->drain.why.text[0] = '\0';
     if (!holds_whole(cluster, seat)) return; // it ends, and gets nothing until then
     cairn_log_warn("shard %s is unfit: what it holds in host memory goes to other shards",
                    seat->name);
-    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
-                                   "its device failed");
+    coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "its device failed");
 }
 
 /* For an operator. */
-static void say_unfit(const struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+static void say_unfit(const struct coord *cluster, struct coord_seat *seat)
 {
     struct cairn_sentence *out = &seat->unfit;
     if (!holds_whole(cluster, seat))
@@ -303,23 +297,23 @@ static void say_unfit(const struct cairn_cluster *cluster, struct cairn_cluster_
 
 /* Moves the job's state to its shards that stay; if none of them stays, to all shards that are
  * here. */
-static cairn_status begin(struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status begin(struct coord_job *job, struct cairn_sentence *why)
 {
-    struct cairn_cluster_reshard_wish wish;
-    cairn_status status = cairn_cluster_reshard_wish_present(job, &wish);
+    struct coord_reshard_wish wish;
+    cairn_status status = coord_reshard_wish_present(job, &wish);
     if (status != CAIRN_OK) return cairn_fail(why, status, "the coordinator is out of memory");
     bool stays = false;
     for (uint32_t i = 0; i < wish.count; i++) stays |= wish.shards[i].weight > 0;
-    if (!stays) cairn_cluster_reshard_wish_all(job, &wish);
-    status = cairn_cluster_reshard_begin(job, &wish, why);
-    cairn_cluster_reshard_wish_release(&wish);
+    if (!stays) coord_reshard_wish_all(job, &wish);
+    status = coord_reshard_begin(job, &wish, why);
+    coord_reshard_wish_release(&wish);
     return status;
 }
 
-static cairn_status begin_off(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat,
+static cairn_status begin_off(struct coord_job *job, const struct coord_seat *seat,
                               struct cairn_sentence *why)
 {
-    if (!cairn_cluster_seat_unfit(seat) || job->spec.offload_fraction >= 1) return begin(job, why);
+    if (!coord_seat_unfit(seat) || job->spec.offload_fraction >= 1) return begin(job, why);
     return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
                       "job %s is parked, and its device failed: save it, and restore it over other "
                       "shards (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
@@ -328,16 +322,16 @@ static cairn_status begin_off(struct cairn_cluster_job *job, const struct cairn_
 
 /* True: the shard still has something of the job. If one job cannot move off an unfit shard, it
  * stays there, and the other jobs still move. */
-static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *seat, bool tries)
+static bool drain_job(struct coord_job *job, struct coord_seat *seat, bool tries)
 {
     struct cairn_sentence why;
     const uint32_t shard = index_of(job, seat);
-    if (!cairn_cluster_job_has_seat(job, seat) || has_fallen(job, seat)) return false;
+    if (!coord_job_has_seat(job, seat) || has_fallen(job, seat)) return false;
     if (job->reshard.running) {
         // One that is under way and puts something here is of no use.
         const bool takes = shard < job->shard_count && job->shards[shard].weight > 0;
         if ((takes || shard == job->shard_count) && !job->reshard.canceled)
-            (void)!cairn_cluster_reshard_cancel(job, &why);
+            (void)!coord_reshard_cancel(job, &why);
         return true;
     }
     if (!tries) return true;
@@ -353,21 +347,21 @@ static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *
 }
 
 /* It ends by itself, when it holds nothing that is whole. */
-static void note_unfit(const struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                       bool tried, const struct cairn_sentence *before)
+static void note_unfit(const struct coord *cluster, struct coord_seat *seat, bool tried,
+                       const struct cairn_sentence *before)
 {
     const char *why = seat->drain.why.text;
     if (!tried || why[0] == '\0') return;
-    seat->drain.again_ms = cairn_cluster_now_ms(cluster) + TRIES_AGAIN_MS;
+    seat->drain.again_ms = coord_now_ms(cluster) + TRIES_AGAIN_MS;
     if (strcmp(why, before->text) != 0)
         cairn_log_warn("shard %s is unfit, and this stays there: %s", seat->name, why);
 }
 
-static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *cluster)
+static void advance(struct coord_seat *seat, struct coord *cluster)
 {
     bool holds = false;
     struct cairn_sentence said;
-    const uint64_t now_ms = cairn_cluster_now_ms(cluster);
+    const uint64_t now_ms = coord_now_ms(cluster);
     const bool is_late = seat->drain.ends_ms != 0 && now_ms >= seat->drain.ends_ms;
     if (!seat->drain.is_saving && seat->drain.saves_ms != 0 && now_ms >= seat->drain.saves_ms)
         give_up(cluster, seat, CAIRN_ERR_TIMEOUT,
@@ -380,7 +374,7 @@ static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *clust
     const struct cairn_sentence before = seat->drain.why;
     const bool tries = !seat->drain.is_unfit || now_ms >= seat->drain.again_ms;
     if (seat->drain.is_unfit && tries) seat->drain.why.text[0] = '\0';
-    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
+    for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
         if (!seat->leaving || seat->drain.is_saving) return;
         holds |= drain_job(j, seat, tries);
     }
@@ -392,17 +386,17 @@ static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *clust
 
 /* ---- asked ---- */
 
-static bool holds_any(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+static bool holds_any(const struct coord *cluster, const struct coord_seat *seat)
 {
-    const struct cairn_cluster_job *job = cluster->jobs;
-    while (job != NULL && !cairn_cluster_job_has_seat(job, seat)) job = job->next;
+    const struct coord_job *job = cluster->jobs;
+    while (job != NULL && !coord_job_has_seat(job, seat)) job = job->next;
     return job != NULL;
 }
 
-static cairn_status judge_drain(const struct cairn_cluster *cluster,
-                                const struct cairn_cluster_seat *seat, struct cairn_sentence *why)
+static cairn_status judge_drain(const struct coord *cluster, const struct coord_seat *seat,
+                                struct cairn_sentence *why)
 {
-    if (!cairn_cluster_seat_obeys(seat))
+    if (!coord_seat_obeys(seat))
         return cairn_fail(why, CAIRN_ERR_NOT_READY,
                           "shard %s is not here: what it holds cannot move", seat->name);
     if (holds_any(cluster, seat) && !is_other_well(cluster, seat))
@@ -413,11 +407,11 @@ static cairn_status judge_drain(const struct cairn_cluster *cluster,
     return CAIRN_OK;
 }
 
-void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t request,
-                                const Cairn__MemberDrain *message)
+void coord_member_drain(struct coord_session *session, uint32_t request,
+                        const Cairn__MemberDrain *message)
 {
-    struct cairn_cluster *cluster = session->cluster;
-    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, message->name);
+    struct coord *cluster = session->cluster;
+    struct coord_seat *seat = coord_seat_find(cluster, message->name);
     struct cairn_sentence why;
     cairn_status status =
         seat == NULL ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
@@ -425,16 +419,15 @@ void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t 
                                   message->name)
                      : judge_drain(cluster, seat, &why);
     if (status == CAIRN_OK &&
-        !cairn_cluster_waiters_add(message->wait ? &seat->drain.waiters : &seat->drain.begun,
-                                   session, request))
+        !coord_waiters_add(message->wait ? &seat->drain.waiters : &seat->drain.begun, session,
+                           request))
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status != CAIRN_OK) {
-        cairn_cluster_session_error(session, request, status, why.text);
+        coord_session_error(session, request, status, why.text);
         return;
     }
     cairn_log_info("shard %s is to be drained, by an operator's word", seat->name);
-    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
-                                   "by an operator's word");
+    coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "by an operator's word");
     seat->leaving = true;
     seat->drain.is_unfit = false;
     status = store(cluster, seat, &why);
@@ -445,32 +438,29 @@ void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t 
 }
 
 /* The cluster is being stopped: nothing is moved for that. */
-static void refuse_all(struct cairn_cluster *cluster)
+static void refuse_all(struct coord *cluster)
 {
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
         if (s->drain.request != 0)
             give_up(cluster, s, CAIRN_ERR_REFUSED, "all shards are being stopped: nothing moves");
 }
 
-void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t request,
-                            const Cairn__DrainMe *message)
+void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn__DrainMe *message)
 {
-    struct cairn_cluster_seat *seat = session->seat;
-    struct cairn_cluster *cluster = session->cluster;
+    struct coord_seat *seat = session->seat;
+    struct coord *cluster = session->cluster;
     struct cairn_sentence why;
     if (seat == NULL) return;
     const cairn_status status = judge_drain(cluster, seat, &why);
     if (status == CAIRN_ERR_NOT_READY) {
-        cairn_cluster_session_error(session, request, status, why.text);
+        coord_session_error(session, request, status, why.text);
         return;
     }
-    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
-                                   "it is being stopped");
+    coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "it is being stopped");
     seat->leaving = true;
     seat->drain.is_unfit = false;
     seat->drain.request = request;
-    const uint64_t now_ms = cairn_cluster_now_ms(cluster),
-                   given_ms = message->seconds * UINT64_C(1000);
+    const uint64_t now_ms = coord_now_ms(cluster), given_ms = message->seconds * UINT64_C(1000);
     seat->drain.saves_ms = given_ms == 0 ? 0 : now_ms + given_ms / 4 * 3;
     seat->drain.ends_ms = given_ms == 0 ? 0 : now_ms + given_ms;
     if (status != CAIRN_OK) {
@@ -485,23 +475,23 @@ void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t requ
 /* ---- time ---- */
 
 /* It holds nothing, and has not come since the coordinator started: it had ended. */
-static bool has_ended(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+static bool has_ended(const struct coord *cluster, const struct coord_seat *seat)
 {
     return seat->session == NULL && !holds_any(cluster, seat) &&
            uv_now(cluster->loop) - seat->since_ms >=
                (uint64_t)cluster->options->lease_timeout_ms + COMES_AGAIN_MS;
 }
 
-void cairn_cluster_drains_tick(struct cairn_cluster *cluster)
+void coord_drains_tick(struct coord *cluster)
 {
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
+    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
         look_unfit(cluster, s);
         const bool leaves = s->leaving && !s->drain.is_over;
         if (leaves && s->session != NULL)
             advance(s, cluster);
         else if (leaves && has_ended(cluster, s))
             fail(cluster, s, CAIRN_ERR_NOT_READY, "it is gone");
-        if (cairn_cluster_seat_unfit(s)) say_unfit(cluster, s);
+        if (coord_seat_unfit(s)) say_unfit(cluster, s);
     }
 }
 
@@ -512,8 +502,7 @@ void cairn_cluster_drains_tick(struct cairn_cluster *cluster)
 
 enum { HELD = CAIRN_INIT_HELD_BYTES };
 
-cairn_status cairn_cluster_replicas_take(struct cairn_cluster_member *member,
-                                         const ProtobufCBinaryData *held)
+cairn_status coord_replicas_take(struct coord_member *member, const ProtobufCBinaryData *held)
 {
     if (held->len != 0 && held->len != member->job->spec.tensor_count * HELD)
         return CAIRN_ERR_MALFORMED;
@@ -545,23 +534,22 @@ static int compare(const void *left, const void *right)
 }
 
 /* Lists the ranks that report a digest of the tensor; returns how many. */
-static size_t list_entries(const struct cairn_cluster_job *job, uint32_t tensor,
-                           struct entry *entries)
+static size_t list_entries(const struct coord_job *job, uint32_t tensor, struct entry *entries)
 {
     static const uint8_t nothing[HELD] = { 0 };
     const struct cairn_box whole = cairn_box_of_shape(&job->spec.tensors[tensor].shape);
     size_t count = 0;
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (m->init.request == 0 || m->init.held == NULL || m->rank >= job->tiles.world) continue;
         const uint8_t *digest = m->init.held + (size_t)tensor * HELD;
         if (memcmp(digest, nothing, HELD) == 0) continue;
-        const struct cairn_box *box = cairn_cluster_tiles_box(job, m->rank, tensor);
+        const struct cairn_box *box = coord_tiles_box(job, m->rank, tensor);
         entries[count++] = (struct entry) { box != NULL ? *box : whole, m->rank, digest };
     }
     return count;
 }
 
-static void say(const struct cairn_cluster_job *job, uint32_t tensor, const struct entry *a,
+static void say(const struct coord_job *job, uint32_t tensor, const struct entry *a,
                 const struct entry *b, struct cairn_sentence *why)
 {
     char box[CAIRN_BOX_TEXT_BYTES];
@@ -573,11 +561,10 @@ static void say(const struct cairn_cluster_job *job, uint32_t tensor, const stru
                        cairn_box_text(&a->box, box));
 }
 
-bool cairn_cluster_replicas_agree(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+bool coord_replicas_agree(const struct coord_job *job, struct cairn_sentence *why)
 {
     size_t members = 0;
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
-        members++;
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) members++;
     struct entry *entries = calloc(members + 1, sizeof *entries);
     bool agree = true;
     if (entries == NULL) {
@@ -603,24 +590,23 @@ bool cairn_cluster_replicas_agree(const struct cairn_cluster_job *job, struct ca
  * shard is asked. One that is at work is asked again; if one cannot, those that have moved their part move it
  * back. */
 
-void cairn_cluster_park_release(struct cairn_cluster_job *job)
+void coord_park_release(struct coord_job *job)
 {
-    cairn_cluster_waiters_fail(&job->park.waiters, CAIRN_ERR_CLOSED, "the job is gone, or lost");
+    coord_waiters_fail(&job->park.waiters, CAIRN_ERR_CLOSED, "the job is gone, or lost");
 }
 
-void cairn_cluster_park_forget(struct cairn_cluster *cluster,
-                               const struct cairn_cluster_session *session)
+void coord_park_forget(struct coord *cluster, const struct coord_session *session)
 {
-    for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next)
-        cairn_cluster_waiters_forget(&job->park.waiters, session);
+    for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
+        coord_waiters_forget(&job->park.waiters, session);
 }
 
 /* ---- the end ---- */
 
-bool cairn_cluster_job_has_device(const struct cairn_cluster_job *job)
+bool coord_job_has_device(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_cluster_session *session = job->shards[i].seat->session;
+        const struct coord_session *session = job->shards[i].seat->session;
         if (session != NULL && session->home != NULL && session->home->backend != NULL &&
             strcmp(session->home->backend, "host") != 0)
             return job->spec.offload_fraction < 1;
@@ -628,33 +614,33 @@ bool cairn_cluster_job_has_device(const struct cairn_cluster_job *job)
     return false;
 }
 
-static void answer(struct cairn_cluster_job *job)
+static void answer(struct coord_job *job)
 {
     Cairn__JobParked parked = CAIRN__JOB_PARKED__INIT;
     parked.name = job->spec.name;
     parked.parked = job->park.wanted;
     parked.shards = job->seat_count;
-    if (!cairn_cluster_job_has_device(job))
+    if (!coord_job_has_device(job))
         parked.note = (char *)(uintptr_t) "all of its state lies in host memory: nothing was moved";
-    cairn_cluster_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
+    coord_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
 }
 
-static void open_gate(struct cairn_cluster_job *job)
+static void open_gate(struct coord_job *job)
 {
-    job->park = (struct cairn_cluster_park) { .waiters = job->park.waiters,
-                                              .opened_ms = cairn_cluster_now_ms(job->cluster) };
-    cairn_cluster_tiles_advance(job);
+    job->park = (struct coord_park) { .waiters = job->park.waiters,
+                                      .opened_ms = coord_now_ms(job->cluster) };
+    coord_tiles_advance(job);
 }
 
 /* Back to what it was; who asked is told. If that fails, too, it stays as it is, and shut. */
-static void undo(struct cairn_cluster_job *job, cairn_status status, const char *text)
+static void undo(struct coord_job *job, cairn_status status, const char *text)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why, "job %s was not %s: %s", job->spec.name,
                        job->park.wanted ? "parked, it goes on as it was" : "unparked", text);
-    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
+    log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY; // not the asker's connection
-    cairn_cluster_waiters_fail(&job->park.waiters, status, why.text);
+    coord_waiters_fail(&job->park.waiters, status, why.text);
     if (job->park.undoes) {
         cairn_log_error("job %s is parked in part, and no round opens: park or unpark it",
                         job->spec.name);
@@ -663,11 +649,10 @@ static void undo(struct cairn_cluster_job *job, cairn_status status, const char 
     }
     job->park.wanted = !job->park.wanted;
     job->park.undoes = true;
-    cairn_cluster_park_advance(job);
+    coord_park_advance(job);
 }
 
-static void on_moved(struct cairn_cluster_job *job, const void *about, cairn_status status,
-                     const char *why)
+static void on_moved(struct coord_job *job, const void *about, cairn_status status, const char *why)
 {
     (void)about;
     if (!job->park.asking) return;
@@ -681,44 +666,41 @@ static void on_moved(struct cairn_cluster_job *job, const void *about, cairn_sta
     job->park.settled = true;
     job->park.undoes = false;
     cairn_log_info("job %s is %s", job->spec.name, job->park.wanted ? "parked" : "not parked");
-    cairn_cluster_event_note(job->cluster,
-                             job->park.wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
-                             job->spec.name, NULL, "by an operator");
+    coord_event_note(job->cluster, job->park.wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
+                     job->spec.name, NULL, "by an operator");
     answer(job);
     if (!job->park.wanted) open_gate(job);
 }
 
 /* ---- the shards ---- */
 
-static bool all_up(const struct cairn_cluster_job *job)
+static bool all_up(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i)
         if (!job->shards[i].up || job->shards[i].seat->session == NULL) return false;
     return true;
 }
 
-void cairn_cluster_park_advance(struct cairn_cluster_job *job)
+void coord_park_advance(struct coord_job *job)
 {
-    const struct cairn_cluster_park *park = &job->park;
+    const struct coord_park *park = &job->park;
     if (!park->shut || park->asking || park->settled || job->rounds.in_event || job->core == NULL ||
-        cairn_cluster_job_moves(job) || cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY ||
-        !all_up(job))
+        coord_job_moves(job) || round_stage_of(job->core) != CAIRN_ROUND_STEADY || !all_up(job))
         return;
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_moved, NULL, 0);
+    struct coord_gather *gather = coord_gather_open_job(job, on_moved, NULL, 0);
     if (gather == NULL) return; // with the next event, or tick
     Cairn__PartPark message = CAIRN__PART_PARK__INIT;
     message.job = job->id;
     message.parked = park->wanted;
     job->park.asking = true;
     CAIRN_EACH_SHARD (job, i) {
-        (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PART_PARK,
-                                        &message.base);
+        (void)coord_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PART_PARK, &message.base);
     }
-    cairn_cluster_gather_start(gather);
+    coord_gather_start(gather);
 }
 
 /* Another coordinator had it parked, or the shard was away while it was asked. */
-void cairn_cluster_park_part(struct cairn_cluster_job *job, bool is_parked)
+void coord_park_part(struct coord_job *job, bool is_parked)
 {
     if (is_parked && !job->park.shut) job->park.shut = job->park.wanted = true;
     if (!job->park.asking) job->park.settled = false;
@@ -726,16 +708,15 @@ void cairn_cluster_park_part(struct cairn_cluster_job *job, bool is_parked)
 
 /* ---- asked ---- */
 
-static cairn_status judge_park(const struct cairn_cluster_job *job, bool parked,
-                               struct cairn_sentence *why)
+static cairn_status judge_park(const struct coord_job *job, bool parked, struct cairn_sentence *why)
 {
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
                           job->loss.why.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
-                          job->spec.name, cairn_cluster_job_state_name(job));
-    if (job->snapshots.cut != NULL) return cairn_cluster_cut_refuse(job, why);
+                          job->spec.name, coord_job_state_name(job));
+    if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
     if (job->extension.body != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
                           job->spec.name);
@@ -748,19 +729,18 @@ static cairn_status judge_park(const struct cairn_cluster_job *job, bool parked,
     return CAIRN_OK;
 }
 
-void cairn_cluster_job_park(struct cairn_cluster_session *session, uint32_t request,
-                            const Cairn__JobPark *message)
+void coord_job_park(struct coord_session *session, uint32_t request, const Cairn__JobPark *message)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, message->name);
+    struct coord_job *job = coord_job_find(session->cluster, message->name);
     struct cairn_sentence why;
     cairn_status status = job == NULL ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
                                                    "there is no job %.128s; `cairn job list`",
                                                    message->name)
                                       : judge_park(job, message->parked, &why);
-    if (status == CAIRN_OK && !cairn_cluster_waiters_add(&job->park.waiters, session, request))
+    if (status == CAIRN_OK && !coord_waiters_add(&job->park.waiters, session, request))
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status != CAIRN_OK) {
-        cairn_cluster_session_error(session, request, status, why.text);
+        coord_session_error(session, request, status, why.text);
         return;
     }
     // Before all parts have told, another coordinator's word may stand: it is taken back where it does.
@@ -772,6 +752,6 @@ void cairn_cluster_job_park(struct cairn_cluster_session *session, uint32_t requ
     job->park.shut = true;
     job->park.settled = false;
     job->park.wanted = message->parked;
-    cairn_cluster_tiles_advance(job); // shuts the gate
-    cairn_cluster_park_advance(job);
+    coord_tiles_advance(job); // shuts the gate
+    coord_park_advance(job);
 }

@@ -24,16 +24,15 @@ static const char *const kind_names[CAIRN_EVENT_KINDS] = {
 #undef X
 };
 
-static struct cairn_stored_event **place_of(const struct cairn_cluster_events *events,
-                                            uint64_t number)
+static struct stored_event **place_of(const struct coord_events *events, uint64_t number)
 {
     return &events->ring[number % CAIRN_STORE_EVENTS_MAX];
 }
 
 /* In place of the oldest, when there are as many as are kept. */
-static void keep(struct cairn_cluster_events *events, struct cairn_stored_event *event)
+static void keep(struct coord_events *events, struct stored_event *event)
 {
-    struct cairn_stored_event **place = place_of(events, event->number);
+    struct stored_event **place = place_of(events, event->number);
     free(*place);
     *place = event;
     events->next = event->number + 1;
@@ -48,74 +47,72 @@ static uint64_t now_unix_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-void cairn_cluster_event_note(struct cairn_cluster *cluster, enum cairn_event_kind kind,
-                              const char *job, const char *who, const char *format, ...)
+void coord_event_note(struct coord *cluster, enum cairn_event_kind kind, const char *job,
+                      const char *who, const char *format, ...)
 {
-    struct cairn_cluster_events *events = &cluster->events;
+    struct coord_events *events = &cluster->events;
     va_list args;
     char text[CAIRN_SENTENCE_BYTES];
     if (events->ring == NULL || cluster->closing) return;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    const struct cairn_stored_event row = { .number = events->next,
-                                            .unix_ms = now_unix_ms(),
-                                            .kind = kind_names[kind],
-                                            .job = job != NULL ? job : "",
-                                            .who = who != NULL ? who : "",
-                                            .text = text };
-    struct cairn_stored_event *event = cairn_store_copy(CAIRN_STORE_EVENTS, &row, 1);
+    const struct stored_event row = { .number = events->next,
+                                      .unix_ms = now_unix_ms(),
+                                      .kind = kind_names[kind],
+                                      .job = job != NULL ? job : "",
+                                      .who = who != NULL ? who : "",
+                                      .text = text };
+    struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, &row, 1);
     if (event != NULL) keep(events, event); // else the log has it
 }
 
-void cairn_cluster_event_note_shard(struct cairn_cluster *cluster, enum cairn_event_kind kind,
-                                    const char *job, const char *name, const char *text)
+void coord_event_note_shard(struct coord *cluster, enum cairn_event_kind kind, const char *job,
+                            const char *name, const char *text)
 {
     char who[CAIRN_NAME_MAX + 16];
     snprintf(who, sizeof who, "shard %s", name);
-    cairn_cluster_event_note(cluster, kind, job, who, "%s", text);
+    coord_event_note(cluster, kind, job, who, "%s", text);
 }
 
 /* ---- the store ---- */
 
 static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
 {
-    struct cairn_cluster_events *events = context;
-    struct cairn_stored_event *event = cairn_store_copy(CAIRN_STORE_EVENTS, row, 1);
+    struct coord_events *events = context;
+    struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, row, 1);
     if (event == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
     if (events->next == 0) events->first = event->number;
     keep(events, event);
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+cairn_status coord_events_open(struct coord *cluster, struct cairn_sentence *why)
 {
-    struct cairn_cluster_events *events = &cluster->events;
-    events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct cairn_stored_event *));
+    struct coord_events *events = &cluster->events;
+    events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct stored_event *));
     if (events->ring == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
-    const cairn_status status = cairn_store_each(cluster->store, CAIRN_STORED_EVENTS, load, events,
-                                                 why);
+    const cairn_status status = store_each(cluster->store, CAIRN_STORED_EVENTS, load, events, why);
     if (events->next == 0) events->first = events->next = 1;
     events->saved = events->began = events->next;
     return status;
 }
 
 /* Lists the events that are not in the store yet, the oldest first. Returns how many. */
-static size_t list_new(const struct cairn_cluster_events *events,
-                       struct cairn_stored_event list_out[BATCH])
+static size_t list_new(const struct coord_events *events, struct stored_event list_out[BATCH])
 {
     size_t count = 0;
     uint64_t number = events->saved > events->first ? events->saved : events->first;
     for (; number < events->next && count < BATCH; number++) {
-        const struct cairn_stored_event *event = *place_of(events, number);
+        const struct stored_event *event = *place_of(events, number);
         if (event != NULL) list_out[count++] = *event;
     }
     return count;
 }
 
-static void on_saved(const struct cairn_cluster_saved *saved)
+static void on_saved(const struct coord_saved *saved)
 {
-    struct cairn_cluster_events *events = &saved->cluster->events;
+    struct coord_events *events = &saved->cluster->events;
     const bool failed = saved->status != CAIRN_OK;
     events->saving = false;
     if (!failed) events->saved = saved->number;
@@ -124,27 +121,26 @@ static void on_saved(const struct cairn_cluster_saved *saved)
     events->failed = failed;
 }
 
-void cairn_cluster_events_tick(struct cairn_cluster *cluster)
+void coord_events_tick(struct coord *cluster)
 {
-    struct cairn_cluster_events *events = &cluster->events;
-    struct cairn_stored_event list[BATCH];
+    struct coord_events *events = &cluster->events;
+    struct stored_event list[BATCH];
     struct cairn_sentence why;
     if (events->saving) return;
     const size_t count = list_new(events, list);
     if (count == 0) return;
-    events->saving = cairn_cluster_save(cluster, CAIRN_STORE_EVENTS, list, count,
-                                        list[count - 1].number + 1, on_saved, &why) == CAIRN_OK;
+    events->saving = coord_save(cluster, CAIRN_STORE_EVENTS, list, count,
+                                list[count - 1].number + 1, on_saved, &why) == CAIRN_OK;
 }
 
-void cairn_cluster_events_close(struct cairn_cluster *cluster)
+void coord_events_close(struct coord *cluster)
 {
-    struct cairn_cluster_events *events = &cluster->events;
-    struct cairn_stored_event list[BATCH];
+    struct coord_events *events = &cluster->events;
+    struct stored_event list[BATCH];
     struct cairn_sentence why;
     if (events->ring == NULL) return;
     const size_t count = list_new(events, list);
-    if (count > 0 &&
-        cairn_store_write(cluster->store, CAIRN_STORE_EVENTS, list, count, &why) != CAIRN_OK)
+    if (count > 0 && store_write(cluster->store, CAIRN_STORE_EVENTS, list, count, &why) != CAIRN_OK)
         cairn_log_warn("the last %zu events are not stored: %s", count, why.text);
     for (size_t i = 0; i < CAIRN_STORE_EVENTS_MAX; i++) free(events->ring[i]);
     free(events->ring);
@@ -153,27 +149,26 @@ void cairn_cluster_events_close(struct cairn_cluster *cluster)
 
 /* ---- for those who ask ---- */
 
-uint64_t cairn_cluster_events_last_ms(const struct cairn_cluster *cluster)
+uint64_t coord_events_last_ms(const struct coord *cluster)
 {
-    const struct cairn_cluster_events *events = &cluster->events;
-    const struct cairn_stored_event *last = events->next > events->first
-                                                ? *place_of(events, events->next - 1)
-                                                : NULL;
+    const struct coord_events *events = &cluster->events;
+    const struct stored_event *last = events->next > events->first
+                                          ? *place_of(events, events->next - 1)
+                                          : NULL;
     return last != NULL ? last->unix_ms : 0;
 }
 
-static bool is_of(const struct cairn_stored_event *event, enum cairn_event_kind kind)
+static bool is_of(const struct stored_event *event, enum cairn_event_kind kind)
 {
     return strcmp(event->kind, kind_names[kind]) == 0;
 }
 
-void cairn_cluster_events_maker(const struct cairn_cluster *cluster, const char *job,
-                                struct cairn_sentence *out)
+void coord_events_maker(const struct coord *cluster, const char *job, struct cairn_sentence *out)
 {
-    const struct cairn_cluster_events *events = &cluster->events;
+    const struct coord_events *events = &cluster->events;
     out->text[0] = '\0';
     for (uint64_t n = events->next; events->ring != NULL && n-- > events->first;) {
-        const struct cairn_stored_event *event = *place_of(events, n);
+        const struct stored_event *event = *place_of(events, n);
         if (event == NULL || !is_of(event, CAIRN_EVENT_CREATED) || strcmp(event->job, job) != 0)
             continue;
         cairn_sentence_set(out, "%s", event->who);
@@ -181,14 +176,13 @@ void cairn_cluster_events_maker(const struct cairn_cluster *cluster, const char 
     }
 }
 
-void cairn_cluster_events_faults(const struct cairn_cluster *cluster, const char *job,
-                                 struct cairn_event_faults *out)
+void coord_events_faults(const struct coord *cluster, const char *job, struct event_faults *out)
 {
-    const struct cairn_cluster_events *events = &cluster->events;
+    const struct coord_events *events = &cluster->events;
     uint64_t until_ms = now_unix_ms();
-    *out = (struct cairn_event_faults) { 0 };
+    *out = (struct event_faults) { 0 };
     for (uint64_t n = events->next; events->ring != NULL && n-- > events->first;) {
-        const struct cairn_stored_event *event = *place_of(events, n);
+        const struct stored_event *event = *place_of(events, n);
         if (event == NULL) continue;
         const bool is_job = strcmp(event->job, job) == 0;
         if (is_of(event, CAIRN_EVENT_CLOCK)) // what was before went by another clock
@@ -203,7 +197,7 @@ void cairn_cluster_events_faults(const struct cairn_cluster *cluster, const char
 }
 
 /* Fills in a message that borrows the event's texts; nobody writes to them through it. */
-static void fill(Cairn__Event *out, const struct cairn_stored_event *event)
+static void fill(Cairn__Event *out, const struct stored_event *event)
 {
     cairn__event__init(out);
     out->number = event->number;
@@ -214,10 +208,10 @@ static void fill(Cairn__Event *out, const struct cairn_stored_event *event)
     out->text = (char *)(uintptr_t)event->text;
 }
 
-void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t request,
-                                 const Cairn__EventsGet *get)
+void coord_events_answer(struct coord_session *session, uint32_t request,
+                         const Cairn__EventsGet *get)
 {
-    const struct cairn_cluster_events *events = &session->cluster->events;
+    const struct coord_events *events = &session->cluster->events;
     Cairn__Event filled[PAGE_EVENTS];
     Cairn__Event *list[PAGE_EVENTS];
     Cairn__Events page = CAIRN__EVENTS__INIT;
@@ -226,7 +220,7 @@ void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t
     page.process = session->cluster->identity.id.process;
     page.began = events->began;
     for (; number < events->next; number++) {
-        const struct cairn_stored_event *event = *place_of(events, number);
+        const struct stored_event *event = *place_of(events, number);
         if (event == NULL || event->unix_ms < get->since_unix_ms) continue;
         if (page.n_events == PAGE_EVENTS) {
             page.more = true;
@@ -235,7 +229,7 @@ void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t
         list[page.n_events] = &filled[page.n_events];
         fill(&filled[page.n_events++], event);
     }
-    cairn_cluster_session_send(session, CAIRN_MSG_EVENTS, request, &page.base);
+    coord_session_send(session, CAIRN_MSG_EVENTS, request, &page.base);
 }
 
 /* ==== backup ==== */
@@ -244,15 +238,15 @@ void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t
  * of libuv's writes that to the file: a disk that hangs there holds no save up. One at a time. */
 
 struct picture {
-    struct cairn_task task;
-    struct cairn_cluster_backup *backup;
+    struct task task;
+    struct coord_backup *backup;
 };
 
-struct cairn_cluster_backup {
-    struct cairn_cluster_work work; /* the file */
+struct coord_backup {
+    struct coord_work work; /* the file */
     struct picture picture;
-    struct cairn_cluster *cluster;
-    struct cairn_cluster_waiter *waiter;
+    struct coord *cluster;
+    struct coord_waiter *waiter;
     cairn_status status;
     struct cairn_sentence why;
     size_t byte_count;
@@ -261,59 +255,58 @@ struct cairn_cluster_backup {
     char *path;
 };
 
-static void free_backup(struct cairn_cluster_backup *backup)
+static void free_backup(struct coord_backup *backup)
 {
     backup->cluster->backup = NULL;
-    cairn_cluster_waiters_release(&backup->waiter);
+    coord_waiters_release(&backup->waiter);
     free(backup->bytes);
     free(backup->path);
     free(backup);
 }
 
-static void end(struct cairn_cluster_backup *backup)
+static void end(struct coord_backup *backup)
 {
     Cairn__ClusterBackedUp message = CAIRN__CLUSTER_BACKED_UP__INIT;
     if (backup->status == CAIRN_OK) {
         message.path = backup->path;
         message.bytes = backup->byte_count;
         cairn_log_info("the store was copied to %s: %zu bytes", backup->path, backup->byte_count);
-        cairn_cluster_waiters_answer(&backup->waiter, CAIRN_MSG_CLUSTER_BACKED_UP, &message.base);
+        coord_waiters_answer(&backup->waiter, CAIRN_MSG_CLUSTER_BACKED_UP, &message.base);
     } else {
         cairn_log_warn("copying the store to %s failed: %s", backup->path, backup->why.text);
-        cairn_cluster_waiters_fail(&backup->waiter, backup->status, backup->why.text);
+        coord_waiters_fail(&backup->waiter, backup->status, backup->why.text);
     }
     free_backup(backup);
 }
 
-static void write_file(struct cairn_cluster_work *work)
+static void write_file(struct coord_work *work)
 {
-    struct cairn_cluster_backup *backup = (struct cairn_cluster_backup *)work;
-    backup->status = cairn_durable_create(backup->path, backup->bytes, backup->byte_count,
-                                          &backup->why);
+    struct coord_backup *backup = (struct coord_backup *)work;
+    backup->status = durable_create(backup->path, backup->bytes, backup->byte_count, &backup->why);
 }
 
-static void on_written(struct cairn_cluster_work *work)
+static void on_written(struct coord_work *work)
 {
-    if (!work->cluster->closing) end((struct cairn_cluster_backup *)work); // else: with the cluster
+    if (!work->cluster->closing) end((struct coord_backup *)work); // else: with the cluster
 }
 
-static void take_picture(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void take_picture(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct cairn_cluster_backup *backup = ((struct picture *)task)->backup;
+    struct coord_backup *backup = ((struct picture *)task)->backup;
     (void)item;
     (void)thread;
-    backup->status = cairn_store_picture(backup->cluster->store, &backup->bytes,
-                                         &backup->byte_count, &backup->why);
+    backup->status = store_picture(backup->cluster->store, &backup->bytes, &backup->byte_count,
+                                   &backup->why);
 }
 
-static void on_picture(struct cairn_task *task)
+static void on_picture(struct task *task)
 {
-    struct cairn_cluster_backup *backup = ((struct picture *)task)->backup;
+    struct coord_backup *backup = ((struct picture *)task)->backup;
     if (backup->cluster->closing) return; // freed with the cluster
     backup->work.run = write_file;
     backup->work.done = on_written;
     if (backup->status == CAIRN_OK) {
-        if (cairn_cluster_work_start(&backup->work, backup->cluster, NULL, 0)) return;
+        if (coord_work_start(&backup->work, backup->cluster, NULL, 0)) return;
         backup->status = cairn_fail(&backup->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
     }
     end(backup);
@@ -321,7 +314,7 @@ static void on_picture(struct cairn_task *task)
 
 /* ---- the request ---- */
 
-static cairn_status judge_backup(const struct cairn_cluster *cluster, const char *path,
+static cairn_status judge_backup(const struct coord *cluster, const char *path,
                                  struct cairn_sentence *why)
 {
     if (path[0] != '/')
@@ -334,42 +327,41 @@ static cairn_status judge_backup(const struct cairn_cluster *cluster, const char
     return CAIRN_OK;
 }
 
-static cairn_status begin(struct cairn_cluster_session *session, uint32_t request, const char *path,
+static cairn_status begin(struct coord_session *session, uint32_t request, const char *path,
                           struct cairn_sentence *why)
 {
-    struct cairn_cluster *cluster = session->cluster;
-    struct cairn_cluster_backup *backup = calloc(1, sizeof *backup);
+    struct coord *cluster = session->cluster;
+    struct coord_backup *backup = calloc(1, sizeof *backup);
     if (backup == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     backup->cluster = cluster;
     cluster->backup = backup;
     backup->path = strdup(path);
-    if (backup->path == NULL || !cairn_cluster_waiters_add(&backup->waiter, session, request)) {
+    if (backup->path == NULL || !coord_waiters_add(&backup->waiter, session, request)) {
         free_backup(backup);
         return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
     backup->picture.backup = backup;
     backup->picture.task =
-        (struct cairn_task) { .run = take_picture, .done = on_picture, .item_count = 1 };
-    cairn_pool_submit(cluster->saves.pool, &backup->picture.task);
+        (struct task) { .run = take_picture, .done = on_picture, .item_count = 1 };
+    pool_submit(cluster->saves.pool, &backup->picture.task);
     return CAIRN_OK;
 }
 
-void cairn_cluster_backup_begin(struct cairn_cluster_session *session, uint32_t request,
-                                const Cairn__ClusterBackup *message)
+void coord_backup_begin(struct coord_session *session, uint32_t request,
+                        const Cairn__ClusterBackup *message)
 {
     struct cairn_sentence why;
     cairn_status status = judge_backup(session->cluster, message->path, &why);
     if (status == CAIRN_OK) status = begin(session, request, message->path, &why);
-    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-void cairn_cluster_backup_forget(struct cairn_cluster *cluster,
-                                 const struct cairn_cluster_session *session)
+void coord_backup_forget(struct coord *cluster, const struct coord_session *session)
 {
-    if (cluster->backup != NULL) cairn_cluster_waiters_forget(&cluster->backup->waiter, session);
+    if (cluster->backup != NULL) coord_waiters_forget(&cluster->backup->waiter, session);
 }
 
-void cairn_cluster_backup_close(struct cairn_cluster *cluster)
+void coord_backup_close(struct coord *cluster)
 {
     if (cluster->backup != NULL) free_backup(cluster->backup);
 }
@@ -409,7 +401,7 @@ static cairn_status find_signer(const struct cairn_store *store, bool *there_out
                                 struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
-    const cairn_status status = cairn_store_prepare(
+    const cairn_status status = store_prepare(
         store, "SELECT 1 FROM sqlite_master WHERE name = 'signer'", &s, why);
     if (status != CAIRN_OK) return status;
     *there_out = sqlite3_step(s) == SQLITE_ROW;
@@ -417,14 +409,14 @@ static cairn_status find_signer(const struct cairn_store *store, bool *there_out
     return CAIRN_OK;
 }
 
-cairn_status cairn_store_signer(const struct cairn_store *store,
-                                char text_out[CAIRN_KEY_TEXT_BYTES], struct cairn_sentence *why)
+cairn_status store_signer(const struct cairn_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
+                          struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
     bool there;
     cairn_status status = find_signer(store, &there, why);
     if (status == CAIRN_OK && !there) return CAIRN_ERR_NOT_FOUND;
-    if (status == CAIRN_OK) status = cairn_store_prepare(store, "SELECT text FROM signer", &s, why);
+    if (status == CAIRN_OK) status = store_prepare(store, "SELECT text FROM signer", &s, why);
     if (status != CAIRN_OK) return status;
     if (sqlite3_step(s) == SQLITE_ROW)
         snprintf(text_out, CAIRN_KEY_TEXT_BYTES, "%s", (const char *)sqlite3_column_text(s, 0));
@@ -434,17 +426,17 @@ cairn_status cairn_store_signer(const struct cairn_store *store,
     return status;
 }
 
-cairn_status cairn_store_set_signer(struct cairn_store *store, const char *text,
-                                    struct cairn_sentence *why)
+cairn_status store_set_signer(struct cairn_store *store, const char *text,
+                              struct cairn_sentence *why)
 {
     bool there;
     snprintf(store->signer, sizeof store->signer, "%s", text);
     const cairn_status status = find_signer(store, &there, why);
-    return status == CAIRN_OK && there ? cairn_store_run(store, "DROP TABLE signer", why) : status;
+    return status == CAIRN_OK && there ? store_run(store, "DROP TABLE signer", why) : status;
 }
 
-cairn_status cairn_store_picture(const struct cairn_store *store, uint8_t **bytes_out,
-                                 size_t *byte_count_out, struct cairn_sentence *why)
+cairn_status store_picture(const struct cairn_store *store, uint8_t **bytes_out,
+                           size_t *byte_count_out, struct cairn_sentence *why)
 {
     sqlite3 *copy = NULL;
     if (sqlite3_open(":memory:", &copy) != SQLITE_OK) return fail(store, copy, why);
@@ -501,8 +493,7 @@ static cairn_status judge_storage(const char *path, uint64_t token,
     return explain(cairn_storage_own(path, token, owner, why), path, token, why);
 }
 
-cairn_status cairn_cluster_storage_seen(const struct cairn_cluster *cluster,
-                                        struct cairn_sentence *why)
+cairn_status coord_storage_seen(const struct coord *cluster, struct cairn_sentence *why)
 {
     const char *path = cluster->storage.path;
     struct cairn_sentence said;
@@ -519,32 +510,32 @@ cairn_status cairn_cluster_storage_seen(const struct cairn_cluster *cluster,
 
 /* ---- on the loop ---- */
 
-static void on_said(struct cairn_storage_watch *watch)
+static void on_said(struct storage_watch *watch)
 {
-    const struct cairn_cluster *cluster = watch->context;
+    const struct coord *cluster = watch->context;
     if (watch->said.text[0] != '\0')
         cairn_log_warn("no snapshot can be saved: %s", watch->said.text);
     else
         cairn_log_info("snapshots go to %s", cluster->storage.path);
 }
 
-static void on_remembered(const struct cairn_cluster_saved *saved)
+static void on_remembered(const struct coord_saved *saved)
 {
     if (saved->status == CAIRN_OK) return;
     saved->cluster->storage.remembered = false; // the next snapshot tries again
     cairn_log_warn("which folder snapshots go to could not be stored: %s", saved->why);
 }
 
-void cairn_cluster_storage_used(struct cairn_cluster *cluster)
+void coord_storage_used(struct coord *cluster)
 {
-    const struct cairn_stored_meta row = { .storage = cluster->storage.token };
+    const struct stored_meta row = { .storage = cluster->storage.token };
     struct cairn_sentence why;
     if (cluster->storage.remembered || cluster->storage.token == 0) return;
-    cluster->storage.remembered = cairn_cluster_save(cluster, CAIRN_STORE_STORAGE, &row, 1, 0,
-                                                     on_remembered, &why) == CAIRN_OK;
+    cluster->storage.remembered = coord_save(cluster, CAIRN_STORE_STORAGE, &row, 1, 0,
+                                             on_remembered, &why) == CAIRN_OK;
 }
 
-void cairn_cluster_storage_adopted(struct cairn_cluster *cluster, uint64_t former)
+void coord_storage_adopted(struct coord *cluster, uint64_t former)
 {
     struct cairn_storage_owner *owner = &cluster->storage.watch.owner;
     cluster->storage.former = owner->former = former;
@@ -552,29 +543,29 @@ void cairn_cluster_storage_adopted(struct cairn_cluster *cluster, uint64_t forme
     // The last complaint about the folder was for another owner, and would refuse the first
     // snapshot.
     cluster->storage.watch.said.text[0] = '\0';
-    cairn_storage_watch_doubt(&cluster->storage.watch);
+    storage_watch_doubt(&cluster->storage.watch);
 }
 
 /* ---- at the start ---- */
 
-static void name_owner(const struct cairn_cluster *cluster, struct cairn_storage_owner *owner)
+static void name_owner(const struct coord *cluster, struct cairn_storage_owner *owner)
 {
     struct utsname host;
-    *owner = (struct cairn_storage_owner) { .store = cairn_store_meta(cluster->store)->identity };
+    *owner = (struct cairn_storage_owner) { .store = store_meta(cluster->store)->identity };
     snprintf(owner->who, sizeof owner->who, "cluster %.100s, coordinator at %.64s",
              cluster->options->name, uname(&host) == 0 ? host.nodename : "a host without a name");
 }
 
 /* Takes a folder that is another cluster's, because the operator says so (snapshots.foreign). */
-static cairn_status take_over(struct cairn_cluster *cluster, struct cairn_sentence *why)
+static cairn_status take_over(struct coord *cluster, struct cairn_sentence *why)
 {
     const struct cairn_storage_owner *owner = &cluster->storage.watch.owner;
     const char *path = cluster->storage.path;
     const cairn_status seen = cairn_storage_seen(path, cluster->storage.token, owner, why);
     if (seen != CAIRN_ERR_EXISTS) return CAIRN_OK; // ours; or the watch will say what is wrong
     cairn_log_warn("%s: this one takes it, as snapshots.foreign says", why->text);
-    cairn_cluster_event_note(cluster, CAIRN_EVENT_STORAGE, NULL, NULL,
-                             "%s: this one has taken it, as snapshots.foreign says", why->text);
+    coord_event_note(cluster, CAIRN_EVENT_STORAGE, NULL, NULL,
+                     "%s: this one has taken it, as snapshots.foreign says", why->text);
     return cairn_storage_take(path, cluster->storage.token, owner, why);
 }
 
@@ -587,13 +578,13 @@ static bool is_path(const char *location)
 
 static cairn_status make_root(const char *location, struct cairn_sentence *why)
 {
-    return is_path(location) ? cairn_durable_folder(location, CAIRN_SNAPSHOT_FOLDER_MODE, why)
+    return is_path(location) ? durable_folder(location, CAIRN_SNAPSHOT_FOLDER_MODE, why)
                              : cairn_storage_of(location)->make(location, "", false, why);
 }
 
 /* The token of a folder that the store does not remember; 0: without it the shards are not asked, and what
  * is wrong with the folder shows at the first snapshot. */
-static cairn_status begin_with(struct cairn_cluster *cluster, struct cairn_sentence *why)
+static cairn_status begin_with(struct coord *cluster, struct cairn_sentence *why)
 {
     const char *path = cluster->storage.path;
     struct cairn_sentence no_mark;
@@ -607,22 +598,21 @@ static cairn_status begin_with(struct cairn_cluster *cluster, struct cairn_sente
     struct cairn_sentence other;
     if (cluster->options->snapshots_foreign && take_over(cluster, why) != CAIRN_OK)
         return CAIRN_ERR_IO;
-    if (!cairn_storage_is_used(path) || cairn_cluster_storage_seen(cluster, &other) != CAIRN_OK)
+    if (!cairn_storage_is_used(path) || coord_storage_seen(cluster, &other) != CAIRN_OK)
         return CAIRN_OK;
     cluster->storage.remembered = true;
-    const struct cairn_stored_meta row = { .storage = cluster->storage.token };
-    return cairn_store_write(cluster->store, CAIRN_STORE_STORAGE, &row, 1, why);
+    const struct stored_meta row = { .storage = cluster->storage.token };
+    return store_write(cluster->store, CAIRN_STORE_STORAGE, &row, 1, why);
 }
 
-cairn_status cairn_cluster_storage_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+cairn_status coord_storage_open(struct coord *cluster, struct cairn_sentence *why)
 {
     const char *path = cluster->options->snapshots_path;
-    cluster->storage.watch = (struct cairn_storage_watch) { .judge = judge_storage,
-                                                            .on_said = on_said,
-                                                            .context = cluster };
+    cluster->storage.watch =
+        (struct storage_watch) { .judge = judge_storage, .on_said = on_said, .context = cluster };
     name_owner(cluster, &cluster->storage.watch.owner);
     cluster->storage.store = cluster->storage.watch.owner.store;
-    cluster->storage.token = cairn_store_meta(cluster->store)->storage;
+    cluster->storage.token = store_meta(cluster->store)->storage;
     cluster->storage.remembered = cluster->storage.token != 0;
     cairn_status status = cluster->storage.remembered ? CAIRN_OK : make_root(path, why);
     if (status == CAIRN_OK)
@@ -632,9 +622,8 @@ cairn_status cairn_cluster_storage_open(struct cairn_cluster *cluster, struct ca
     else if (status == CAIRN_OK && cluster->options->snapshots_foreign)
         status = take_over(cluster, why);
     if (status == CAIRN_OK)
-        status = cairn_storage_watch_open(&cluster->storage.watch, cluster->loop, why);
+        status = storage_watch_open(&cluster->storage.watch, cluster->loop, why);
     if (status == CAIRN_OK)
-        cairn_storage_watch_told(&cluster->storage.watch, cluster->storage.path,
-                                 cluster->storage.token);
+        storage_watch_told(&cluster->storage.watch, cluster->storage.path, cluster->storage.token);
     return status;
 }

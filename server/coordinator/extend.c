@@ -22,76 +22,76 @@
 #include "server/coordinator/snapshot.h"
 #include "server/coordinator/store.h"
 
-void cairn_cluster_extension_release(struct cairn_cluster_job *job)
+void coord_extension_release(struct coord_job *job)
 {
-    struct cairn_cluster_job *body = job->extension.body;
-    job->extension = (struct cairn_cluster_extension) { .body = NULL };
-    if (body != NULL) cairn_cluster_job_free(body);
+    struct coord_job *body = job->extension.body;
+    job->extension = (struct coord_extension) { .body = NULL };
+    if (body != NULL) coord_job_free(body);
 }
 
-bool cairn_cluster_extend_is(const struct cairn_cluster_job *job, uint64_t key)
+bool coord_extend_is(const struct coord_job *job, uint64_t key)
 {
     return job->extension.body != NULL && job->extension.body->spec.amend_key == key;
 }
 
-void cairn_cluster_extend_shard_gone(struct cairn_cluster_job *job)
+void coord_extend_shard_gone(struct coord_job *job)
 {
     job->extension.broken = job->extension.making;
 }
 
-void cairn_cluster_job_send_switch(const struct cairn_cluster_job *job,
-                                   const struct cairn_cluster_seat *seat, uint64_t generation)
+void coord_job_send_switch(const struct coord_job *job, const struct coord_seat *seat,
+                           uint64_t generation)
 {
     Cairn__JobSwitch message = CAIRN__JOB_SWITCH__INIT;
     if (seat->session == NULL || seat->session->closing) return; // told when it is back
     message.job = job->id;
     message.generation = generation;
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_SWITCH, 0, &message.base);
+    coord_session_send(seat->session, CAIRN_MSG_JOB_SWITCH, 0, &message.base);
 }
 
-static void switch_all(const struct cairn_cluster_job *job, uint64_t generation)
+static void switch_all(const struct coord_job *job, uint64_t generation)
 {
-    CAIRN_EACH_SHARD (job, i) cairn_cluster_job_send_switch(job, job->shards[i].seat, generation);
+    CAIRN_EACH_SHARD (job, i) coord_job_send_switch(job, job->shards[i].seat, generation);
 }
 
 /* ---- the end ---- */
 
-static void fail_waiting(struct cairn_cluster_job *job, cairn_status status, const char *text)
+static void fail_waiting(struct coord_job *job, cairn_status status, const char *text)
 {
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
-        cairn_cluster_amend_failed(m, status, text);
-    cairn_cluster_waiters_fail(&job->amends.waiters, status, text);
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        coord_amend_failed(m, status, text);
+    coord_waiters_fail(&job->amends.waiters, status, text);
 }
 
-void cairn_cluster_extend_lost(struct cairn_cluster_job *job)
+void coord_extend_lost(struct coord_job *job)
 {
     struct cairn_sentence why;
     if (job->extension.body == NULL) return;
     cairn_sentence_set(&why, "job %s was not amended, and is %s", job->spec.name,
                        job->loss.why.text);
     fail_waiting(job, CAIRN_ERR_JOB_LOST, why.text);
-    cairn_cluster_extension_release(job);
+    coord_extension_release(job);
 }
 
 /* The job goes on as it was. */
-static void give_up(struct cairn_cluster_job *job, cairn_status status, const char *text)
+static void give_up(struct coord_job *job, cairn_status status, const char *text)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why, "job %s was not amended, it goes on as it was: %s", job->spec.name,
                        text);
-    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
+    log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
     // To a worker CLOSED would mean that its own connection was lost.
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
     fail_waiting(job, status, why.text);
     switch_all(job, job->generation);
-    cairn_cluster_extension_release(job);
-    cairn_cluster_tiles_advance(job); // opens the gate
-    cairn_cluster_openings_advance(job->cluster);
+    coord_extension_release(job);
+    coord_tiles_advance(job); // opens the gate
+    coord_openings_advance(job->cluster);
 }
 
 /* Joining members will retry with the new spec. Attached members have the old spec, so they must
  * leave. */
-static void expel_all(struct cairn_cluster_job *job, uint64_t revision)
+static void expel_all(struct coord_job *job, uint64_t revision)
 {
     struct cairn_sentence text;
     cairn_sentence_set(&text,
@@ -100,16 +100,15 @@ static void expel_all(struct cairn_cluster_job *job, uint64_t revision)
                        "the spec as it was or as it is",
                        job->spec.name, revision);
     while (job->members.list != NULL) {
-        struct cairn_cluster_member *m = job->members.list;
-        cairn_cluster_member_expel(m, m->open_request != 0 ? CAIRN_ERR_BUSY : CAIRN_ERR_REOPEN,
-                                   text.text);
+        struct coord_member *m = job->members.list;
+        coord_member_expel(m, m->open_request != 0 ? CAIRN_ERR_BUSY : CAIRN_ERR_REOPEN, text.text);
     }
 }
 
 /* Spec, layout and shards change places with those of the body. */
-static void become(struct cairn_cluster_job *job, struct cairn_cluster_job *body)
+static void become(struct coord_job *job, struct coord_job *body)
 {
-    const struct cairn_cluster_job was = *job;
+    const struct coord_job was = *job;
     job->spec = body->spec;
     job->planned = body->planned;
     job->layout = body->layout;
@@ -126,55 +125,54 @@ static void become(struct cairn_cluster_job *job, struct cairn_cluster_job *body
 }
 
 /* It is durable. */
-static void switch_over(struct cairn_cluster_job *job)
+static void switch_over(struct coord_job *job)
 {
-    struct cairn_cluster_job *body = job->extension.body;
+    struct coord_job *body = job->extension.body;
     struct cairn_sentence why;
-    job->extension = (struct cairn_cluster_extension) { .body = NULL };
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
-        cairn_cluster_amend_done(m, body->spec.revision);
+    job->extension = (struct coord_extension) { .body = NULL };
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        coord_amend_done(m, body->spec.revision);
     expel_all(job, body->spec.revision);
     switch_all(job, body->generation);
-    cairn_cluster_groups_forget(job);
-    cairn_cluster_job_core_close(job);
-    cairn_cluster_reshard_close(job);
-    cairn_cluster_layouts_release(job);
-    job->layouts = (struct cairn_cluster_layouts) { .before = NULL };
-    cairn_cluster_tiles_release(job);
-    job->tiles = (struct cairn_cluster_tiles) { 0 };
+    coord_groups_forget(job);
+    coord_job_core_close(job);
+    coord_reshard_close(job);
+    coord_layouts_release(job);
+    job->layouts = (struct coord_layouts) { .before = NULL };
+    coord_tiles_release(job);
+    job->tiles = (struct coord_tiles) { 0 };
     become(job, body);
-    cairn_cluster_job_free(body);
+    coord_job_free(body);
     cairn_log_info("job %s: amended, revision %" PRIu64 ", version %" PRIu64 ".%" PRIu64
                    ": %zu tensors",
                    job->spec.name, job->spec.revision, job->generation, job->base_step,
                    job->spec.tensor_count);
-    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
-                             "revision %" PRIu64 ", generation %" PRIu64, job->spec.revision,
-                             job->generation);
+    coord_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
+                     "revision %" PRIu64 ", generation %" PRIu64, job->spec.revision,
+                     job->generation);
     cairn_sentence_set(&job->rounds.epoch_reason, "the job was amended");
-    if (cairn_cluster_job_core_open(job, &why) != CAIRN_OK)
-        cairn_cluster_job_lose(job, false, "%s", why.text);
+    if (coord_job_core_open(job, &why) != CAIRN_OK) coord_job_lose(job, false, "%s", why.text);
     Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
     amended.revision = job->spec.revision;
-    cairn_cluster_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
-    cairn_cluster_reshard_go_on(job);
-    cairn_cluster_openings_advance(job->cluster);
+    coord_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
+    coord_reshard_go_on(job);
+    coord_openings_advance(job->cluster);
 }
 
-static cairn_status judge_made(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status judge_made(const struct coord_job *job, struct cairn_sentence *why)
 {
-    const struct cairn_cluster_job *body = job->extension.body;
-    const struct cairn_version now = cairn_cluster_job_version(job);
+    const struct coord_job *body = job->extension.body;
+    const struct cairn_version now = coord_job_version(job);
     if (job->extension.broken)
         return cairn_fail(why, CAIRN_ERR_CLOSED, "a shard went away; amend it again");
     // The gate is shut and the shards were there: nothing can have happened.
-    if (cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY || now.step != body->base_step ||
+    if (round_stage_of(job->core) != CAIRN_ROUND_STEADY || now.step != body->base_step ||
         now.generation >= body->generation)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "the job changed meanwhile; amend it again");
-    return cairn_cluster_job_judge_shards(body, why);
+    return coord_job_judge_shards(body, why);
 }
 
-static void on_put_back(const struct cairn_cluster_saved *saved)
+static void on_put_back(const struct coord_saved *saved)
 {
     if (saved->status != CAIRN_OK)
         cairn_log_error("job %016" PRIx64 ": the store has it as amended: %s", saved->job,
@@ -182,19 +180,19 @@ static void on_put_back(const struct cairn_cluster_saved *saved)
 }
 
 /* It was lost before it became durable: it is what it was, and takes that generation no more. */
-static void put_back(struct cairn_cluster_job *job, uint64_t generation)
+static void put_back(struct coord_job *job, uint64_t generation)
 {
     struct cairn_sentence why;
     if (job->reserved.generation < generation) job->reserved.generation = generation;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // restored, or dropped
-    if (cairn_cluster_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_put_back, &why) != CAIRN_OK)
+    if (coord_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_put_back, &why) != CAIRN_OK)
         cairn_log_error("job %s: the store has it as amended: %s", job->spec.name, why.text);
 }
 
 /* Durable: it is the job, whatever has become of its shards. */
-static void on_stored(const struct cairn_cluster_saved *saved)
+static void on_stored(const struct coord_saved *saved)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
     if (job == NULL) return;
     const bool ours = job->extension.body != NULL &&
                       job->extension.body->generation == saved->number;
@@ -203,23 +201,22 @@ static void on_stored(const struct cairn_cluster_saved *saved)
     if (ours && saved->status != CAIRN_OK) give_up(job, saved->status, saved->why);
 }
 
-static cairn_status store(struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status store(struct coord_job *job, struct cairn_sentence *why)
 {
-    struct cairn_cluster_job *body = job->extension.body;
+    struct coord_job *body = job->extension.body;
     body->epoch = job->epoch;
     body->reserved.round = job->reserved.round;
     body->reserved.generation = job->reserved.generation > body->generation
                                     ? job->reserved.generation
                                     : body->generation;
-    return cairn_cluster_save_job(body, CAIRN_STORE_JOB, NULL, body->generation, on_stored, why);
+    return coord_save_job(body, CAIRN_STORE_JOB, NULL, body->generation, on_stored, why);
 }
 
 /* About the amendment's key: the job may be under another one by then. */
-static void on_made(struct cairn_cluster_job *job, const void *about, cairn_status status,
-                    const char *text)
+static void on_made(struct coord_job *job, const void *about, cairn_status status, const char *text)
 {
     struct cairn_sentence why;
-    if (!cairn_cluster_extend_is(job, *(const uint64_t *)about)) return;
+    if (!coord_extend_is(job, *(const uint64_t *)about)) return;
     cairn_sentence_set(&why, "%s", text);
     if (status == CAIRN_OK) status = judge_made(job, &why);
     if (status == CAIRN_OK) status = store(job, &why);
@@ -235,7 +232,7 @@ static bool stays(const struct cairn_job_spec_data *was, size_t from,
     return was->tensors[from].alias_of == NULL && next->tensors[to].alias_of == NULL;
 }
 
-static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cairn_cluster_job *body)
+static cairn_status plan_layout(const struct coord_job *job, struct coord_job *body)
 {
     const uint32_t count = (uint32_t)body->spec.tensor_count;
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&body->spec);
@@ -245,8 +242,7 @@ static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cair
                                                                            : CAIRN_OK;
     for (uint32_t i = 0; i < job->layout->shard_count && status == CAIRN_OK; i++)
         closed[i] = job->shards[i].seat == NULL || job->shards[i].seat->leaving ||
-                    (cairn_cluster_seat_unfit(job->shards[i].seat) &&
-                     job->spec.offload_fraction < 1);
+                    (coord_seat_unfit(job->shards[i].seat) && job->spec.offload_fraction < 1);
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
         const size_t from = cairn_spec_find_tensor(&job->spec, body->spec.tensors[t].name);
         const bool kept = from != SIZE_MAX && stays(&job->spec, from, &body->spec, t);
@@ -264,20 +260,20 @@ static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cair
 }
 
 /* The shards of the job as they are now. */
-static cairn_status take_seats(const struct cairn_cluster_job *job, struct cairn_cluster_job *body)
+static cairn_status take_seats(const struct coord_job *job, struct coord_job *body)
 {
     free(body->shards);
     body->shard_count = body->seat_count = 0;
-    if (!cairn_cluster_job_shards_init(body, job->shard_room)) return CAIRN_ERR_NO_MEMORY;
+    if (!coord_job_shards_init(body, job->shard_room)) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < job->shard_count; i++) {
-        cairn_cluster_job_set_seat(body, i, job->shards[i].seat);
+        coord_job_set_seat(body, i, job->shards[i].seat);
         body->shards[i].weight = job->shards[i].weight;
     }
     return CAIRN_OK;
 }
 
 /* A slice of a re-sharding went before it: it is planned on what that came to. */
-static cairn_status plan_anew(const struct cairn_cluster_job *job, struct cairn_cluster_job *body)
+static cairn_status plan_anew(const struct coord_job *job, struct coord_job *body)
 {
     if (body->layout->version == job->layout->version + 1) return CAIRN_OK;
     cairn_layout_close(body->layout);
@@ -289,8 +285,8 @@ static cairn_status plan_anew(const struct cairn_cluster_job *job, struct cairn_
 }
 
 /* Takes `next` if it can. */
-static cairn_status make_body(const struct cairn_cluster_job *job, struct cairn_job_spec_data *next,
-                              struct cairn_cluster_job *body, struct cairn_sentence *why)
+static cairn_status make_body(const struct coord_job *job, struct cairn_job_spec_data *next,
+                              struct coord_job *body, struct cairn_sentence *why)
 {
     body->cluster = job->cluster;
     body->id = job->id;
@@ -302,10 +298,8 @@ static cairn_status make_body(const struct cairn_cluster_job *job, struct cairn_
     if (body->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) status = plan_layout(job, body);
     cairn_sentence_set(why, "planning job %s: %s", job->spec.name, cairn_status_text((int)status));
-    if (status == CAIRN_OK)
-        status = cairn_cluster_judge_packed(job->spec.name, body->planned.spec, why);
-    if (status == CAIRN_OK)
-        status = cairn_cluster_judge_packed(job->spec.name, body->planned.layout, why);
+    if (status == CAIRN_OK) status = coord_judge_packed(job->spec.name, body->planned.spec, why);
+    if (status == CAIRN_OK) status = coord_judge_packed(job->spec.name, body->planned.layout, why);
     if (status != CAIRN_OK) cairn_spec_init(&body->spec);
     return status;
 }
@@ -313,27 +307,26 @@ static cairn_status make_body(const struct cairn_cluster_job *job, struct cairn_
 /* ---- make ---- */
 
 /* Asks all shards for their part of the body. */
-static cairn_status send_make(struct cairn_cluster_job *job, struct cairn_cluster_job *body,
+static cairn_status send_make(struct coord_job *job, struct coord_job *body,
                               const struct cairn_decision *last, struct cairn_sentence *why)
 {
-    const struct cairn_cluster_job_load load = { .extend = true,
-                                                 .version = last->version_after,
-                                                 .last = last };
+    const struct coord_job_load load = { .extend = true,
+                                         .version = last->version_after,
+                                         .last = last };
     const uint64_t key = body->spec.amend_key;
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_made, &key,
-                                                                        sizeof key);
+    struct coord_gather *gather = coord_gather_open_job(job, on_made, &key, sizeof key);
     if (gather == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-    cairn_cluster_job_send_create(body, &load, gather);
+    coord_job_send_create(body, &load, gather);
     job->extension.making = true;
-    cairn_cluster_gather_start(gather);
+    coord_gather_start(gather);
     return CAIRN_OK;
 }
 
-static void make(struct cairn_cluster_job *job)
+static void make(struct coord_job *job)
 {
-    struct cairn_cluster_job *body = job->extension.body;
-    const struct cairn_version now = cairn_cluster_job_version(job);
+    struct coord_job *body = job->extension.body;
+    const struct cairn_version now = coord_job_version(job);
     const cairn_status planned = plan_anew(job, body);
     if (planned != CAIRN_OK) {
         give_up(job, planned, cairn_status_text((int)planned));
@@ -341,84 +334,81 @@ static void make(struct cairn_cluster_job *job)
     }
     body->generation = now.generation + 1;
     body->base_step = now.step;
-    body->origin = job->origin;                                // it goes on, with no step back
-    struct cairn_decision last = *cairn_round_last(job->core); // schedule and loss scale go on
+    body->origin = job->origin;                          // it goes on, with no step back
+    struct cairn_decision last = *round_last(job->core); // schedule and loss scale go on
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { body->generation, body->base_step };
     struct cairn_sentence why;
     uint8_t *with_missed = NULL, *with_terms = NULL;
-    cairn_status told = cairn_cluster_missed_extend(job, &body->spec, &last, &with_missed, &why);
+    cairn_status told = coord_missed_extend(job, &body->spec, &last, &with_missed, &why);
     if (told == CAIRN_OK)
-        told = cairn_cluster_settings_payload(&job->spec, &body->spec, &last, &with_terms, &why);
+        told = coord_settings_payload(&job->spec, &body->spec, &last, &with_terms, &why);
     if (told == CAIRN_OK) told = send_make(job, body, &last, &why);
     free(with_missed);
     free(with_terms);
     if (told != CAIRN_OK) give_up(job, told, why.text);
 }
 
-void cairn_cluster_extend_advance(struct cairn_cluster_job *job)
+void coord_extend_advance(struct coord_job *job)
 {
     if (job->extension.body == NULL || job->extension.making || job->rounds.in_event ||
-        cairn_cluster_job_moves(job) || job->core == NULL ||
-        cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY)
+        coord_job_moves(job) || job->core == NULL ||
+        round_stage_of(job->core) != CAIRN_ROUND_STEADY)
         return;
     CAIRN_EACH_SHARD (job, i)
         if (!job->shards[i].up || job->shards[i].seat->session == NULL) return;
     make(job);
 }
 
-static cairn_status judge_begin(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status judge_begin(const struct coord_job *job, struct cairn_sentence *why)
 {
     if (!job->initialized || job->state != CAIRN_CLUSTER_JOB_RUNNING)
         return cairn_fail(why, CAIRN_ERR_NOT_READY,
                           "job %s is %s: open it with the tensors and the terms that it is to have",
-                          job->spec.name, cairn_cluster_job_state_name(job));
+                          job->spec.name, coord_job_state_name(job));
     if (job->park.shut)
         return cairn_fail(why, CAIRN_ERR_NOT_READY,
                           "job %s is parked: `cairn job unpark %s`, and amend it then",
                           job->spec.name, job->spec.name);
-    if (job->extension.body != NULL || job->snapshots.cut != NULL ||
-        cairn_round_pin_pending(job->core))
+    if (job->extension.body != NULL || job->snapshots.cut != NULL || round_pin_pending(job->core))
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being %s; amend it when that is over",
                           job->spec.name, job->extension.body != NULL ? "amended" : "saved");
     return CAIRN_OK;
 }
 
 /* The worker waits for the amendment, and would let the round that is open wait for itself. */
-static void give_round_up(struct cairn_cluster_job *job, const struct cairn_cluster_member *member)
+static void give_round_up(struct coord_job *job, const struct coord_member *member)
 {
-    if (member == NULL || cairn_round_stage_of(job->core) != CAIRN_ROUND_OPEN ||
-        !cairn_round_contributes(job->core, member->id))
+    if (member == NULL || round_stage_of(job->core) != CAIRN_ROUND_OPEN ||
+        !round_contributes(job->core, member->id))
         return;
     cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") amends the job",
                        member->session->name, member->rank);
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_ABANDON,
-                                             .member = member->id,
-                                             .round = cairn_round_open_round(job->core) };
-    cairn_cluster_job_event(job, &event);
+    const struct round_event event = { .kind = CAIRN_ROUND_WORKER_ABANDON,
+                                       .member = member->id,
+                                       .round = round_open_round(job->core) };
+    coord_job_event(job, &event);
 }
 
-cairn_status cairn_cluster_extend_begin(struct cairn_cluster_job *job,
-                                        struct cairn_cluster_member *member,
-                                        struct cairn_job_spec_data *next,
-                                        struct cairn_sentence *why)
+cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *member,
+                                struct cairn_job_spec_data *next, struct cairn_sentence *why)
 {
     cairn_status status = judge_begin(job, why);
     if (status != CAIRN_OK) return status;
-    cairn_cluster_cut_unprepare(job); // the body needs the memory
-    struct cairn_cluster_job *body = calloc(1, sizeof *body);
+    coord_cut_unprepare(job); // the body needs the memory
+    struct coord_job *body = calloc(1, sizeof *body);
     status = body == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory")
                           : make_body(job, next, body, why);
     if (status != CAIRN_OK) {
-        if (body != NULL) cairn_cluster_job_free(body);
+        if (body != NULL) coord_job_free(body);
         return status;
     }
     job->extension.body = body;
     if (member != NULL)
         cairn_log_info("job %s: %s (rank %" PRIu32 ") amends it, in a new generation",
                        job->spec.name, member->session->name, member->rank);
-    cairn_cluster_tiles_advance(job); // shuts the gate
+    coord_tiles_advance(job); // shuts the gate
     give_round_up(job, member);
-    cairn_cluster_extend_advance(job);
+    coord_extend_advance(job);
     return CAIRN_OK;
 }

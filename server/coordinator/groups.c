@@ -13,11 +13,11 @@
 
 /* ---- lifetime ---- */
 
-static void groups_take_back(struct cairn_cluster_job *job);
-static bool groups_plan_equal(const struct cairn_groups_plan *a, const struct cairn_groups_plan *b);
-static void groups_tell(struct cairn_cluster_job *job);
+static void groups_take_back(struct coord_job *job);
+static bool groups_plan_equal(const struct groups_plan *a, const struct groups_plan *b);
+static void groups_tell(struct coord_job *job);
 
-static void release_formed(struct cairn_cluster_groups *groups)
+static void release_formed(struct coord_groups *groups)
 {
     for (uint32_t g = 0; groups->names != NULL && g < groups->now.group_count; g++)
         free(groups->names[g]);
@@ -26,16 +26,16 @@ static void release_formed(struct cairn_cluster_groups *groups)
     free(groups->relays);
     free(groups->relay_of);
     free(groups->opened);
-    cairn_groups_plan_release(&groups->plan);
+    groups_plan_release(&groups->plan);
     groups->names = NULL;
     groups->members = groups->opened = NULL;
     groups->relays = NULL;
     groups->relay_of = NULL;
 }
 
-void cairn_cluster_groups_free(struct cairn_cluster_job *job)
+void coord_groups_free(struct coord_job *job)
 {
-    struct cairn_cluster_groups *groups = job->groups;
+    struct coord_groups *groups = job->groups;
     if (groups == NULL) return;
     release_formed(groups);
     cairn_rank_groups_release(&groups->now);
@@ -47,22 +47,21 @@ void cairn_cluster_groups_free(struct cairn_cluster_job *job)
 }
 
 /* The job's groups, made if there are none; NULL: no memory. */
-static struct cairn_cluster_groups *groups_of(struct cairn_cluster_job *job)
+static struct coord_groups *groups_of(struct coord_job *job)
 {
     if (job->groups != NULL) return job->groups;
     job->groups = calloc(1, sizeof *job->groups);
     if (job->groups == NULL) return NULL;
     job->groups->knows = calloc(job->shard_room, sizeof *job->groups->knows);
     job->groups->may_relay = calloc(job->shard_room, sizeof *job->groups->may_relay);
-    if (job->groups->knows == NULL || job->groups->may_relay == NULL)
-        cairn_cluster_groups_free(job);
+    if (job->groups->knows == NULL || job->groups->may_relay == NULL) coord_groups_free(job);
     return job->groups;
 }
 
-cairn_status cairn_cluster_groups_doubt(struct cairn_cluster_job *job)
+cairn_status coord_groups_doubt(struct coord_job *job)
 {
     if (job->spec.reduce_groups != CAIRN_GROUPS_HOST) return CAIRN_OK;
-    const struct cairn_cluster_groups *groups = groups_of(job);
+    const struct coord_groups *groups = groups_of(job);
     if (groups == NULL) return CAIRN_ERR_NO_MEMORY;
     CAIRN_EACH_SHARD (job, i) groups->may_relay[i] = true;
     return CAIRN_OK;
@@ -72,7 +71,7 @@ cairn_status cairn_cluster_groups_doubt(struct cairn_cluster_job *job)
 
 /* "2 (ranks 0-3 by s0; ranks 4,6 by s1, s2; ranks 5,7 alone)"; without relays "... (ranks 0-3; ranks
  * 4-7)". */
-static void describe(const struct cairn_cluster_groups *groups, struct cairn_sentence *out)
+static void describe(const struct coord_groups *groups, struct cairn_sentence *out)
 {
     const struct cairn_rank_groups *now = &groups->now;
     if (now->group_count == 0) {
@@ -93,9 +92,9 @@ static void describe(const struct cairn_cluster_groups *groups, struct cairn_sen
 
 /* Logs the groups when they change, because the bits of a step depend on them. `same`: the sums
  * stay the same. */
-static void log_change(struct cairn_cluster_job *job, uint64_t round, bool same)
+static void log_change(struct coord_job *job, uint64_t round, bool same)
 {
-    struct cairn_cluster_groups *groups = job->groups;
+    struct coord_groups *groups = job->groups;
     struct cairn_sentence now = { "" };
     describe(groups, &now);
     if (strcmp(now.text, groups->told.text) == 0) return;
@@ -141,19 +140,18 @@ static void find_host(struct hosts *hosts, uint32_t at, const uint8_t *address, 
 
 static int by_id(const void *a, const void *b)
 {
-    const uint64_t x = (*(struct cairn_cluster_member *const *)a)->id;
-    const uint64_t y = (*(struct cairn_cluster_member *const *)b)->id;
+    const uint64_t x = (*(struct coord_member *const *)a)->id;
+    const uint64_t y = (*(struct coord_member *const *)b)->id;
     return (x > y) - (x < y);
 }
 
 /* The job's members by id, the caller's; NULL: no memory. */
-static struct cairn_cluster_member **sort_members(const struct cairn_cluster_job *job,
-                                                  size_t *count_out)
+static struct coord_member **sort_members(const struct coord_job *job, size_t *count_out)
 {
-    struct cairn_cluster_member **sorted = calloc((size_t)job->members.count + 1, sizeof *sorted);
+    struct coord_member **sorted = calloc((size_t)job->members.count + 1, sizeof *sorted);
     size_t count = 0;
     if (sorted == NULL) return NULL;
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         sorted[count++] = m;
     qsort(sorted, count, sizeof *sorted, by_id);
     *count_out = count;
@@ -161,18 +159,17 @@ static struct cairn_cluster_member **sort_members(const struct cairn_cluster_job
 }
 
 /* Ranks and hosts of the contributors; one that is not there is alone. */
-static bool look_up(const struct cairn_cluster_job *job, const uint64_t *members, uint32_t count,
+static bool look_up(const struct coord_job *job, const uint64_t *members, uint32_t count,
                     struct hosts *hosts, uint32_t *ranks)
 {
     size_t sorted_count;
-    struct cairn_cluster_member **sorted = sort_members(job, &sorted_count);
+    struct coord_member **sorted = sort_members(job, &sorted_count);
     if (sorted == NULL) return false;
     for (uint32_t i = 0; i < count; i++) {
-        struct cairn_cluster_member wanted = { .id = members[i] }, *key = &wanted;
-        struct cairn_cluster_member **found = bsearch(&key, sorted, sorted_count, sizeof *sorted,
-                                                      by_id);
+        struct coord_member wanted = { .id = members[i] }, *key = &wanted;
+        struct coord_member **found = bsearch(&key, sorted, sorted_count, sizeof *sorted, by_id);
         if (found == NULL) continue;
-        const struct cairn_cluster_session *session = (*found)->session;
+        const struct coord_session *session = (*found)->session;
         ranks[i] = (*found)->rank;
         find_host(hosts, i, session->fabric_address, session->fabric_address_bytes);
     }
@@ -184,11 +181,11 @@ static bool look_up(const struct cairn_cluster_job *job, const uint64_t *members
 
 /* The groups that a round is to be opened with, before they are the job's. */
 struct formed {
-    struct cairn_groups_plan plan;
+    struct groups_plan plan;
     uint32_t *ranks; /* [worker_count] */
 };
 
-static void set_off(struct cairn_cluster_job *job, struct cairn_sentence *off)
+static void set_off(struct coord_job *job, struct cairn_sentence *off)
 {
     if (job->tiles.world != 0)
         cairn_sentence_set(off, CAIRN_GROUPS_NOT_OF_TILES);
@@ -196,7 +193,7 @@ static void set_off(struct cairn_cluster_job *job, struct cairn_sentence *off)
         cairn_sentence_set(off, "%s", job->groups->refused.text);
 }
 
-static cairn_status form(struct cairn_cluster_job *job, const uint64_t *members, uint32_t count,
+static cairn_status form(struct coord_job *job, const uint64_t *members, uint32_t count,
                          struct formed *out)
 {
     const uint32_t shard_count = job->layout->shard_count;
@@ -208,12 +205,12 @@ static cairn_status form(struct cairn_cluster_job *job, const uint64_t *members,
         look_up(job, members, count, &workers, ranks)) {
         set_off(job, &off);
         CAIRN_EACH_SHARD (job, i) {
-            const struct cairn_cluster_seat *seat = job->shards[i].seat;
+            const struct coord_seat *seat = job->shards[i].seat;
             if (i >= shard_count) break;
             if (job->shards[i].up && off.text[0] == '\0')
                 find_host(&shards, i, seat->fabric_address, seat->fabric_address_bytes);
         }
-        status = cairn_groups_plan_make(workers.list, count, shards.list, shard_count, &out->plan);
+        status = groups_plan_make(workers.list, count, shards.list, shard_count, &out->plan);
     }
     hosts_release(&workers);
     hosts_release(&shards);
@@ -225,7 +222,7 @@ static cairn_status form(struct cairn_cluster_job *job, const uint64_t *members,
 /* The plan, by ranks; none if nobody relays. */
 static cairn_status list_ranks(const struct formed *formed, struct cairn_rank_groups *out)
 {
-    const struct cairn_groups_plan *plan = &formed->plan;
+    const struct groups_plan *plan = &formed->plan;
     if (plan->relay_count == 0) return cairn_rank_groups_init(out, 0, 0);
     cairn_status status = cairn_rank_groups_init(out, plan->worker_count, plan->group_count);
     if (status != CAIRN_OK) return status;
@@ -239,8 +236,7 @@ static cairn_status list_ranks(const struct formed *formed, struct cairn_rank_gr
     return CAIRN_OK;
 }
 
-static char *name_group(const struct cairn_cluster_job *job, const struct cairn_groups_plan *plan,
-                        uint32_t group)
+static char *name_group(const struct coord_job *job, const struct groups_plan *plan, uint32_t group)
 {
     struct cairn_sentence name = { "" };
     for (uint32_t r = group == 0 ? 0 : plan->ends[group - 1]; r < plan->ends[group]; r++)
@@ -250,10 +246,10 @@ static char *name_group(const struct cairn_cluster_job *job, const struct cairn_
 }
 
 /* The memory of what is formed, empty. */
-static bool make_room(const struct cairn_cluster_job *job, const struct formed *formed,
-                      const uint64_t *members, struct cairn_cluster_groups *into)
+static bool make_room(const struct coord_job *job, const struct formed *formed,
+                      const uint64_t *members, struct coord_groups *into)
 {
-    const struct cairn_groups_plan *plan = &formed->plan;
+    const struct groups_plan *plan = &formed->plan;
     into->members = calloc((size_t)plan->worker_count + 1, sizeof *into->members);
     into->opened = calloc((size_t)plan->group_count + 1, sizeof *into->opened);
     into->relays = calloc((size_t)plan->relay_count + 1, sizeof *into->relays);
@@ -266,14 +262,14 @@ static bool make_room(const struct cairn_cluster_job *job, const struct formed *
     CAIRN_EACH_SHARD (job, i) into->relay_of[i] = CAIRN_GROUPS_ALONE;
     for (uint32_t g = 0, r = 0; g < plan->group_count; g++) {
         for (; r < plan->ends[g]; r++) {
-            into->relays[r] = (struct cairn_group_relay) { .shard = plan->relays[r], .group = g };
+            into->relays[r] = (struct group_relay) { .shard = plan->relays[r], .group = g };
             into->relay_of[plan->relays[r]] = r;
         }
     }
     return list_ranks(formed, &into->now) == CAIRN_OK;
 }
 
-static void keep_before(struct cairn_cluster_groups *groups)
+static void keep_before(struct coord_groups *groups)
 {
     if (groups->made_step) {
         cairn_rank_groups_release(&groups->before);
@@ -286,10 +282,10 @@ static void keep_before(struct cairn_cluster_groups *groups)
 }
 
 /* Makes the groups that were formed the job's; the job takes all that `formed` and `room` own. */
-static void take(struct cairn_cluster_job *job, uint64_t round, struct formed *formed,
-                 struct cairn_cluster_groups *room)
+static void take(struct coord_job *job, uint64_t round, struct formed *formed,
+                 struct coord_groups *room)
 {
-    struct cairn_cluster_groups *groups = job->groups;
+    struct coord_groups *groups = job->groups;
     const bool same = cairn_rank_groups_equal(&groups->now, &room->now);
     release_formed(groups);
     keep_before(groups);
@@ -311,24 +307,23 @@ static void take(struct cairn_cluster_job *job, uint64_t round, struct formed *f
     log_change(job, round, same);
 }
 
-static bool all_know(const struct cairn_cluster_job *job)
+static bool all_know(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i)
-        if (cairn_cluster_job_in_force(job, i) && !job->groups->knows[i]) return false;
+        if (coord_job_in_force(job, i) && !job->groups->knows[i]) return false;
     return true;
 }
 
-static bool same_members(const struct cairn_cluster_groups *groups, const uint64_t *members,
-                         uint32_t count)
+static bool same_members(const struct coord_groups *groups, const uint64_t *members, uint32_t count)
 {
     return groups->members != NULL && groups->plan.worker_count == count &&
            memcmp(groups->members, members, count * sizeof *members) == 0;
 }
 
 /* No memory: the round is opened without groups, and the next one tries again. */
-static void give_up(struct cairn_cluster_job *job, uint64_t round)
+static void give_up(struct coord_job *job, uint64_t round)
 {
-    struct cairn_cluster_groups *groups = job->groups;
+    struct coord_groups *groups = job->groups;
     groups_take_back(job);
     release_formed(groups);
     keep_before(groups);
@@ -336,11 +331,11 @@ static void give_up(struct cairn_cluster_job *job, uint64_t round)
     log_change(job, round, false);
 }
 
-static void form_anew(struct cairn_cluster_job *job, uint64_t round, const uint64_t *members,
+static void form_anew(struct coord_job *job, uint64_t round, const uint64_t *members,
                       uint32_t count)
 {
-    struct cairn_cluster_groups *groups = job->groups;
-    struct cairn_cluster_groups room = { .members = NULL };
+    struct coord_groups *groups = job->groups;
+    struct coord_groups room = { .members = NULL };
     struct formed formed = { .ranks = NULL };
     if (form(job, members, count, &formed) != CAIRN_OK) {
         give_up(job, round);
@@ -348,25 +343,25 @@ static void form_anew(struct cairn_cluster_job *job, uint64_t round, const uint6
     }
     if (same_members(groups, members, count) && all_know(job) &&
         groups_plan_equal(&groups->plan, &formed.plan)) {
-        cairn_groups_plan_release(&formed.plan);
+        groups_plan_release(&formed.plan);
     } else if (make_room(job, &formed, members, &room)) {
         groups_take_back(job);
         take(job, round, &formed, &room);
         groups_tell(job);
     } else {
         release_formed(&room);
-        cairn_groups_plan_release(&formed.plan);
+        groups_plan_release(&formed.plan);
         give_up(job, round);
     }
     free(formed.ranks);
 }
 
-bool cairn_cluster_groups_open(struct cairn_cluster_job *job, uint64_t round,
-                               const uint64_t *members, uint32_t member_count)
+bool coord_groups_open(struct coord_job *job, uint64_t round, const uint64_t *members,
+                       uint32_t member_count)
 {
     const bool tiled = job->tiles.world != 0;
     if (job->spec.reduce_groups != CAIRN_GROUPS_HOST) return false;
-    struct cairn_cluster_groups *groups = groups_of(job);
+    struct coord_groups *groups = groups_of(job);
     if (groups == NULL) {
         cairn_log_error("job %s: no memory for its reduce groups; round %" PRIu64 " has none",
                         job->spec.name, round);
@@ -386,18 +381,17 @@ bool cairn_cluster_groups_open(struct cairn_cluster_job *job, uint64_t round,
     return groups->plan.relay_count > 0;
 }
 
-void cairn_cluster_groups_stepped(struct cairn_cluster_job *job)
+void coord_groups_stepped(struct coord_job *job)
 {
     if (job->groups != NULL) job->groups->made_step = true;
 }
 
-void cairn_cluster_groups_fill(const struct cairn_cluster_job *job, uint32_t shard,
-                               Cairn__RoundOpen *open)
+void coord_groups_fill(const struct coord_job *job, uint32_t shard, Cairn__RoundOpen *open)
 {
-    const struct cairn_cluster_groups *groups = job->groups;
+    const struct coord_groups *groups = job->groups;
     const uint32_t own = groups->relay_of[shard];
     for (uint32_t g = 0; g < groups->plan.group_count; g++) {
-        const uint32_t relay = cairn_groups_relay_of(&groups->plan, g, shard);
+        const uint32_t relay = groups_relay_of(&groups->plan, g, shard);
         groups->opened[g] = relay == CAIRN_GROUPS_ALONE ? groups->members[groups->plan.first[g]]
                                                         : groups->relays[relay].number;
     }
@@ -408,23 +402,23 @@ void cairn_cluster_groups_fill(const struct cairn_cluster_job *job, uint32_t sha
 
 /* ---- what happens ---- */
 
-void cairn_cluster_groups_member_gone(struct cairn_cluster_job *job)
+void coord_groups_member_gone(struct coord_job *job)
 {
     if (job->groups == NULL) return;
     job->groups->stale = true;
     job->groups->refused.text[0] = '\0';
 }
 
-void cairn_cluster_groups_shard_gone(struct cairn_cluster_job *job, uint32_t shard)
+void coord_groups_shard_gone(struct coord_job *job, uint32_t shard)
 {
     if (job->groups == NULL) return;
     job->groups->knows[shard] = false;
-    cairn_cluster_groups_member_gone(job);
+    coord_groups_member_gone(job);
 }
 
-void cairn_cluster_groups_forget(struct cairn_cluster_job *job)
+void coord_groups_forget(struct coord_job *job)
 {
-    struct cairn_cluster_groups *groups = job->groups;
+    struct coord_groups *groups = job->groups;
     if (groups == NULL) return;
     release_formed(groups);
     if (!groups->made_step) { // the version is theirs who made the last one
@@ -438,18 +432,17 @@ void cairn_cluster_groups_forget(struct cairn_cluster_job *job)
     memset(groups->may_relay, 0, job->shard_room * sizeof *groups->may_relay);
 }
 
-void cairn_cluster_groups_forget_told(struct cairn_cluster_job *job)
+void coord_groups_forget_told(struct coord_job *job)
 {
     if (job->groups == NULL) return;
     groups_take_back(job);
-    cairn_cluster_groups_forget(job);
+    coord_groups_forget(job);
 }
 
-cairn_status cairn_cluster_groups_restored(struct cairn_cluster_job *job,
-                                           const struct cairn_rank_groups *recorded)
+cairn_status coord_groups_restored(struct coord_job *job, const struct cairn_rank_groups *recorded)
 {
     if (job->spec.reduce_groups != CAIRN_GROUPS_HOST || recorded->group_count == 0) return CAIRN_OK;
-    struct cairn_cluster_groups *groups = groups_of(job);
+    struct coord_groups *groups = groups_of(job);
     if (groups == NULL) return CAIRN_ERR_NO_MEMORY;
     const cairn_status status = cairn_rank_groups_copy(recorded, &groups->now);
     groups->made_step = true;
@@ -457,25 +450,24 @@ cairn_status cairn_cluster_groups_restored(struct cairn_cluster_job *job,
     return status;
 }
 
-static void abandon_round(struct cairn_cluster_job *job, const char *text)
+static void abandon_round(struct coord_job *job, const char *text)
 {
-    if (job->core == NULL || job->rounds.in_event ||
-        cairn_round_stage_of(job->core) != CAIRN_ROUND_OPEN)
+    if (job->core == NULL || job->rounds.in_event || round_stage_of(job->core) != CAIRN_ROUND_OPEN)
         return;
     cairn_sentence_set(&job->rounds.epoch_reason, "the reduce groups were given up: %s",
                        cairn_sentence_brief(text, 900).text);
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_ABANDON,
-                                             .member = job->groups->members[0],
-                                             .round = cairn_round_open_round(job->core) };
-    cairn_cluster_job_event(job, &event);
+    const struct round_event event = { .kind = CAIRN_ROUND_WORKER_ABANDON,
+                                       .member = job->groups->members[0],
+                                       .round = round_open_round(job->core) };
+    coord_job_event(job, &event);
 }
 
-bool cairn_cluster_groups_fault(struct cairn_cluster_job *job, uint64_t member, const char *text)
+bool coord_groups_fault(struct coord_job *job, uint64_t member, const char *text)
 {
-    struct cairn_cluster_groups *groups = job->groups;
+    struct coord_groups *groups = job->groups;
     if (groups == NULL) return false;
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
-        const struct cairn_group_relay *relay = &groups->relays[r];
+        const struct group_relay *relay = &groups->relays[r];
         if (relay->number != member) continue;
         if (!all_know(job)) return true; // a shard is or was away: all is told anew
         cairn_log_warn("job %s: no reduce groups until somebody comes or goes: relay %s: %s",
@@ -491,11 +483,10 @@ bool cairn_cluster_groups_fault(struct cairn_cluster_job *job, uint64_t member, 
 
 /* ---- what there is ---- */
 
-void cairn_cluster_groups_show(const struct cairn_cluster_job *job, struct cairn_groups_view *view,
-                               Cairn__JobStatus *out)
+void coord_groups_show(const struct coord_job *job, struct groups_view *view, Cairn__JobStatus *out)
 {
     static const char no_tiles[] = CAIRN_GROUPS_NOT_OF_TILES;
-    const struct cairn_cluster_groups *groups = job->groups;
+    const struct coord_groups *groups = job->groups;
     if (job->tiles.world != 0) out->reduce_groups_off = (char *)(uintptr_t)no_tiles;
     if (groups == NULL || job->tiles.world != 0) return;
     out->reduce_groups_off = (char *)(uintptr_t)groups->off.text;
@@ -512,10 +503,9 @@ void cairn_cluster_groups_show(const struct cairn_cluster_job *job, struct cairn
     }
 }
 
-cairn_status cairn_cluster_groups_record(const struct cairn_cluster_job *job,
-                                         struct cairn_rank_groups *out)
+cairn_status coord_groups_record(const struct coord_job *job, struct cairn_rank_groups *out)
 {
-    const struct cairn_cluster_groups *groups = job->groups;
+    const struct coord_groups *groups = job->groups;
     if (groups == NULL) return CAIRN_OK;
     return cairn_rank_groups_copy(groups->made_step ? &groups->now : &groups->before, out);
 }
@@ -580,14 +570,14 @@ static void mark_runs(const struct place *places, size_t count, size_t *run_of, 
     }
 }
 
-static void add_group(struct cairn_groups_plan *plan, uint32_t worker)
+static void add_group(struct groups_plan *plan, uint32_t worker)
 {
     plan->first[plan->group_count] = worker;
     plan->group_of[worker] = plan->group_count++;
 }
 
 /* Workers come by rank, so a group gets its number from its least. */
-static void number_groups(struct cairn_groups_plan *plan, const struct place *places, size_t count,
+static void number_groups(struct groups_plan *plan, const struct place *places, size_t count,
                           const size_t *run_of)
 {
     for (uint32_t w = 0; w < plan->worker_count; w++) {
@@ -605,11 +595,11 @@ static void number_groups(struct cairn_groups_plan *plan, const struct place *pl
     }
 }
 
-cairn_status cairn_groups_plan_make(const char *const *worker_hosts, uint32_t worker_count,
-                                    const char *const *shard_hosts, uint32_t shard_count,
-                                    struct cairn_groups_plan *plan_out)
+cairn_status groups_plan_make(const char *const *worker_hosts, uint32_t worker_count,
+                              const char *const *shard_hosts, uint32_t shard_count,
+                              struct groups_plan *plan_out)
 {
-    struct cairn_groups_plan plan = {
+    struct groups_plan plan = {
         .group_of = calloc((size_t)worker_count + 1, sizeof *plan.group_of),
         .first = calloc((size_t)worker_count + 1, sizeof *plan.first),
         .relays = calloc((size_t)shard_count + 1, sizeof *plan.relays),
@@ -628,20 +618,20 @@ cairn_status cairn_groups_plan_make(const char *const *worker_hosts, uint32_t wo
         number_groups(&plan, places, count, run_of);
         *plan_out = plan;
     } else {
-        cairn_groups_plan_release(&plan);
+        groups_plan_release(&plan);
     }
     free(places);
     free(run_of);
     return room ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void cairn_groups_plan_release(struct cairn_groups_plan *plan)
+void groups_plan_release(struct groups_plan *plan)
 {
     free(plan->group_of);
     free(plan->first);
     free(plan->relays);
     free(plan->ends);
-    *plan = (struct cairn_groups_plan) { .group_of = NULL };
+    *plan = (struct groups_plan) { .group_of = NULL };
 }
 
 static bool same(const uint32_t *a, const uint32_t *b, uint32_t count)
@@ -649,14 +639,14 @@ static bool same(const uint32_t *a, const uint32_t *b, uint32_t count)
     return count == 0 || memcmp(a, b, count * sizeof *a) == 0;
 }
 
-static bool groups_plan_equal(const struct cairn_groups_plan *a, const struct cairn_groups_plan *b)
+static bool groups_plan_equal(const struct groups_plan *a, const struct groups_plan *b)
 {
     return a->worker_count == b->worker_count && a->group_count == b->group_count &&
            a->relay_count == b->relay_count && same(a->group_of, b->group_of, a->worker_count) &&
            same(a->relays, b->relays, a->relay_count) && same(a->ends, b->ends, a->group_count);
 }
 
-uint32_t cairn_groups_relay_of(const struct cairn_groups_plan *plan, uint32_t group, uint32_t owner)
+uint32_t groups_relay_of(const struct groups_plan *plan, uint32_t group, uint32_t owner)
 {
     const uint32_t first = group == 0 ? 0 : plan->ends[group - 1];
     const uint32_t count = plan->ends[group] - first;
@@ -671,46 +661,44 @@ uint32_t cairn_groups_relay_of(const struct cairn_groups_plan *plan, uint32_t gr
 /* Tells shards of reduce groups, and takes that back. */
 
 /* NULL: it is away, and forgets. */
-static struct cairn_cluster_session *session_of(const struct cairn_cluster_job *job, uint32_t shard)
+static struct coord_session *session_of(const struct coord_job *job, uint32_t shard)
 {
-    const struct cairn_cluster_job_shard *s = &job->shards[shard];
+    const struct coord_job_shard *s = &job->shards[shard];
     return s->up && s->seat->session != NULL && !s->seat->session->closing ? s->seat->session
                                                                            : NULL;
 }
 
-static bool serves(const struct cairn_cluster_groups *groups, uint32_t relay, uint32_t owner)
+static bool serves(const struct coord_groups *groups, uint32_t relay, uint32_t owner)
 {
-    return cairn_groups_relay_of(&groups->plan, groups->relays[relay].group, owner) == relay;
+    return groups_relay_of(&groups->plan, groups->relays[relay].group, owner) == relay;
 }
 
 /* ---- what a shard answers ---- */
 
 /* A MemberJoin or a RelaySet; about the relay's number. Told anew when a shard that went away is back. */
-static void on_told(struct cairn_cluster_job *job, const void *about, cairn_status status,
-                    const char *why)
+static void on_told(struct coord_job *job, const void *about, cairn_status status, const char *why)
 {
     if (status != CAIRN_OK && status != CAIRN_ERR_CLOSED)
-        (void)cairn_cluster_groups_fault(job, *(const uint64_t *)about, why);
+        (void)coord_groups_fault(job, *(const uint64_t *)about, why);
 }
 
 /* A question to the shard, of that relay. The request to ask it with; 0: it cannot be asked. */
-static uint32_t ask(struct cairn_cluster_job *job, uint32_t shard, uint64_t number,
-                    struct cairn_cluster_gather **gather_out)
+static uint32_t ask(struct coord_job *job, uint32_t shard, uint64_t number,
+                    struct coord_gather **gather_out)
 {
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_told, &number,
-                                                                        sizeof number);
+    struct coord_gather *gather = coord_gather_open_job(job, on_told, &number, sizeof number);
     if (gather == NULL) {
-        (void)cairn_cluster_groups_fault(job, number, "the coordinator is out of memory");
+        (void)coord_groups_fault(job, number, "the coordinator is out of memory");
         return 0;
     }
     *gather_out = gather;
-    return cairn_cluster_gather_ask(gather, job->shards[shard].seat);
+    return coord_gather_ask(gather, job->shards[shard].seat);
 }
 
 /* ---- members of the owners ---- */
 
 /* "relay s0 (ranks 0-3)" */
-static void name_relay(const struct cairn_cluster_job *job, const struct cairn_group_relay *relay,
+static void name_relay(const struct coord_job *job, const struct group_relay *relay,
                        struct cairn_sentence *out)
 {
     uint32_t count;
@@ -720,13 +708,13 @@ static void name_relay(const struct cairn_cluster_job *job, const struct cairn_g
     cairn_sentence_add(out, ")");
 }
 
-static void join_at(struct cairn_cluster_job *job, const struct cairn_group_relay *relay,
-                    uint32_t owner, char *name)
+static void join_at(struct coord_job *job, const struct group_relay *relay, uint32_t owner,
+                    char *name)
 {
-    struct cairn_cluster_session *session = session_of(job, owner);
-    const struct cairn_cluster_seat *seat = job->shards[relay->shard].seat;
+    struct coord_session *session = session_of(job, owner);
+    const struct coord_seat *seat = job->shards[relay->shard].seat;
     if (session == NULL) return;
-    struct cairn_cluster_gather *gather = NULL;
+    struct coord_gather *gather = NULL;
     const uint32_t request = ask(job, owner, relay->number, &gather);
     if (gather == NULL) return;
     Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
@@ -739,35 +727,35 @@ static void join_at(struct cairn_cluster_job *job, const struct cairn_group_rela
     join.name = name;
     join.fabric_address = (ProtobufCBinaryData) { seat->fabric_address_bytes,
                                                   seat->fabric_address };
-    cairn_cluster_session_send(session, CAIRN_MSG_MEMBER_JOIN, request, &join.base);
-    cairn_cluster_gather_start(gather);
+    coord_session_send(session, CAIRN_MSG_MEMBER_JOIN, request, &join.base);
+    coord_gather_start(gather);
 }
 
-static void leave_at(struct cairn_cluster_job *job, uint64_t number, uint32_t owner)
+static void leave_at(struct coord_job *job, uint64_t number, uint32_t owner)
 {
-    struct cairn_cluster_session *session = session_of(job, owner);
+    struct coord_session *session = session_of(job, owner);
     Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
     if (session == NULL || !job->groups->knows[owner]) return;
     leave.job = job->id;
     leave.member = number;
-    cairn_cluster_session_send(session, CAIRN_MSG_MEMBER_LEAVE, 0, &leave.base);
+    coord_session_send(session, CAIRN_MSG_MEMBER_LEAVE, 0, &leave.base);
 }
 
 /* ---- relays ---- */
 
 /* No relay any more, if it may be one. */
-static void release_relay(struct cairn_cluster_job *job, uint32_t shard)
+static void release_relay(struct coord_job *job, uint32_t shard)
 {
-    struct cairn_cluster_session *session = session_of(job, shard);
+    struct coord_session *session = session_of(job, shard);
     Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
     if (session == NULL || !job->groups->may_relay[shard]) return;
     set.job = job->id;
-    cairn_cluster_session_send(session, CAIRN_MSG_RELAY_SET, 0, &set.base);
+    coord_session_send(session, CAIRN_MSG_RELAY_SET, 0, &set.base);
     job->groups->may_relay[shard] = false;
 }
 
 /* The workers of the relay's group, by rank. Returns how many. */
-static size_t list_workers(const struct cairn_cluster_groups *groups, uint32_t group, uint64_t *out)
+static size_t list_workers(const struct coord_groups *groups, uint32_t group, uint64_t *out)
 {
     size_t count = 0;
     for (uint32_t w = 0; w < groups->plan.worker_count; w++)
@@ -775,8 +763,8 @@ static size_t list_workers(const struct cairn_cluster_groups *groups, uint32_t g
     return count;
 }
 
-static size_t list_owners(const struct cairn_cluster_job *job, uint32_t relay,
-                          const struct cairn_cluster_shard_infos *infos, Cairn__ShardInfo **out)
+static size_t list_owners(const struct coord_job *job, uint32_t relay,
+                          const struct coord_shard_infos *infos, Cairn__ShardInfo **out)
 {
     size_t count = 0;
     CAIRN_EACH_SHARD (job, i)
@@ -784,21 +772,20 @@ static size_t list_owners(const struct cairn_cluster_job *job, uint32_t relay,
     return count;
 }
 
-static void send_relay(struct cairn_cluster_job *job, uint32_t shard, const Cairn__RelaySet *set)
+static void send_relay(struct coord_job *job, uint32_t shard, const Cairn__RelaySet *set)
 {
-    struct cairn_cluster_gather *gather = NULL;
+    struct coord_gather *gather = NULL;
     const uint32_t request = ask(job, shard, set->relay, &gather);
     if (gather == NULL) return;
-    cairn_cluster_session_send(session_of(job, shard), CAIRN_MSG_RELAY_SET, request, &set->base);
-    cairn_cluster_gather_start(gather);
+    coord_session_send(session_of(job, shard), CAIRN_MSG_RELAY_SET, request, &set->base);
+    coord_gather_start(gather);
     job->groups->may_relay[shard] = true;
 }
 
-static void set_relay(struct cairn_cluster_job *job, uint32_t relay,
-                      const struct cairn_cluster_shard_infos *infos)
+static void set_relay(struct coord_job *job, uint32_t relay, const struct coord_shard_infos *infos)
 {
-    const struct cairn_cluster_groups *groups = job->groups;
-    const struct cairn_group_relay *r = &groups->relays[relay];
+    const struct coord_groups *groups = job->groups;
+    const struct group_relay *r = &groups->relays[relay];
     Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
     if (session_of(job, r->shard) == NULL) return;
     uint64_t *members = calloc(groups->plan.worker_count, sizeof *members);
@@ -813,7 +800,7 @@ static void set_relay(struct cairn_cluster_job *job, uint32_t relay,
         set.n_owners = list_owners(job, relay, infos, owners);
         send_relay(job, r->shard, &set);
     } else {
-        (void)cairn_cluster_groups_fault(job, r->number, "the coordinator is out of memory");
+        (void)coord_groups_fault(job, r->number, "the coordinator is out of memory");
     }
     free(members);
     free(owners);
@@ -822,15 +809,15 @@ static void set_relay(struct cairn_cluster_job *job, uint32_t relay,
 /* ---- all of it ---- */
 
 /* The owners forget the relays. */
-static void groups_take_back(struct cairn_cluster_job *job)
+static void groups_take_back(struct coord_job *job)
 {
-    struct cairn_cluster_groups *groups = job->groups;
+    struct coord_groups *groups = job->groups;
     for (uint32_t r = 0; r < groups->plan.relay_count; r++)
         CAIRN_EACH_SHARD (job, i)
             if (serves(groups, r, i)) leave_at(job, groups->relays[r].number, i);
 }
 
-static void tell_owners(struct cairn_cluster_job *job, uint32_t relay)
+static void tell_owners(struct coord_job *job, uint32_t relay)
 {
     struct cairn_sentence name;
     name_relay(job, &job->groups->relays[relay], &name);
@@ -840,18 +827,17 @@ static void tell_owners(struct cairn_cluster_job *job, uint32_t relay)
 }
 
 /* Gives the relays numbers, and tells owners and relays; whoever may relay and is none is told that. */
-static void groups_tell(struct cairn_cluster_job *job)
+static void groups_tell(struct coord_job *job)
 {
-    struct cairn_cluster_groups *groups = job->groups;
-    struct cairn_cluster_shard_infos infos;
+    struct coord_groups *groups = job->groups;
+    struct coord_shard_infos infos;
     CAIRN_EACH_SHARD (job, i) {
         if (groups->relay_of[i] == CAIRN_GROUPS_ALONE) release_relay(job, i);
         groups->knows[i] = session_of(job, i) != NULL;
     }
     if (groups->plan.relay_count == 0) return;
-    if (!cairn_cluster_shard_infos_init(&infos, job, job->layout->shard_count)) {
-        (void)cairn_cluster_groups_fault(job, groups->relays[0].number,
-                                         "the coordinator is out of memory");
+    if (!coord_shard_infos_init(&infos, job, job->layout->shard_count)) {
+        (void)coord_groups_fault(job, groups->relays[0].number, "the coordinator is out of memory");
         return;
     }
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) {
@@ -862,5 +848,5 @@ static void groups_tell(struct cairn_cluster_job *job)
         tell_owners(job, r);
     }
     for (uint32_t r = 0; r < groups->plan.relay_count; r++) set_relay(job, r, &infos);
-    cairn_cluster_shard_infos_release(&infos);
+    coord_shard_infos_release(&infos);
 }

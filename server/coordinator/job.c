@@ -20,38 +20,38 @@
 
 /* ---- of the cluster's jobs ---- */
 
-struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name)
+struct coord_job *coord_job_find(struct coord *cluster, const char *name)
 {
-    struct cairn_cluster_job *job = cluster->jobs;
+    struct coord_job *job = cluster->jobs;
     while (job != NULL && strcmp(job->spec.name, name) != 0) job = job->next;
     return job;
 }
 
-struct cairn_cluster_job *cairn_cluster_job_by_id(const struct cairn_cluster *cluster, uint64_t id)
+struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id)
 {
-    struct cairn_cluster_job *job = cluster->jobs;
+    struct coord_job *job = cluster->jobs;
     while (job != NULL && job->id != id) job = job->next;
     return job;
 }
 
-void cairn_cluster_job_link(struct cairn_cluster_job *job)
+void coord_job_link(struct coord_job *job)
 {
-    struct cairn_cluster_job **at = &job->cluster->jobs;
+    struct coord_job **at = &job->cluster->jobs;
     while (*at != NULL && strcmp((*at)->spec.name, job->spec.name) < 0) at = &(*at)->next;
     job->next = *at;
     *at = job;
 }
 
-void cairn_cluster_job_unlink(struct cairn_cluster_job *job)
+void coord_job_unlink(struct coord_job *job)
 {
-    struct cairn_cluster_job **at = &job->cluster->jobs;
+    struct coord_job **at = &job->cluster->jobs;
     while (*at != NULL && *at != job) at = &(*at)->next;
     if (*at == job) *at = job->next;
 }
 
 /* ---- what a job is at ---- */
 
-const char *cairn_cluster_job_state_name(const struct cairn_cluster_job *job)
+const char *coord_job_state_name(const struct coord_job *job)
 {
     switch (job->state) {
     case CAIRN_CLUSTER_JOB_CREATING:
@@ -60,63 +60,62 @@ const char *cairn_cluster_job_state_name(const struct cairn_cluster_job *job)
     case CAIRN_CLUSTER_JOB_RUNNING:
         if (job->version_unknown) return "waiting";
         if (job->park.shut) return "parked";
-        return job->core != NULL && cairn_round_halted(job->core) ? "halted" : "running";
+        return job->core != NULL && round_halted(job->core) ? "halted" : "running";
     case CAIRN_CLUSTER_JOB_LOST: return job->loss.behind ? "behind" : "lost";
     }
     return "?";
 }
 
-struct cairn_version cairn_cluster_job_version(const struct cairn_cluster_job *job)
+struct cairn_version coord_job_version(const struct coord_job *job)
 {
     const struct cairn_version base = { job->generation, job->base_step };
     if (job->core == NULL) return base;
-    const struct cairn_version now = cairn_round_version(job->core);
+    const struct cairn_version now = round_version(job->core);
     return now.generation < base.generation ? base : now;
 }
 
-bool cairn_cluster_job_dead(const struct cairn_cluster_job *job)
+bool coord_job_dead(const struct coord_job *job)
 {
     return job->state == CAIRN_CLUSTER_JOB_LOST && !job->loss.may_return;
 }
 
-struct cairn_cluster_member *cairn_cluster_job_member(struct cairn_cluster_job *job, uint64_t id)
+struct coord_member *coord_job_member(struct coord_job *job, uint64_t id)
 {
-    struct cairn_cluster_member *m = job->members.by_id[id % CAIRN_MEMBER_BUCKETS];
+    struct coord_member *m = job->members.by_id[id % CAIRN_MEMBER_BUCKETS];
     while (m != NULL && m->id != id) m = m->next_of_bucket;
     return m;
 }
 
 /* ---- its shards ---- */
 
-bool cairn_cluster_job_shards_init(struct cairn_cluster_job *job, uint32_t shard_room)
+bool coord_job_shards_init(struct coord_job *job, uint32_t shard_room)
 {
     job->shard_room = shard_room;
     job->shards = calloc(job->shard_room, sizeof *job->shards);
     return job->shards != NULL;
 }
 
-void cairn_cluster_job_set_seat(struct cairn_cluster_job *job, uint32_t shard,
-                                struct cairn_cluster_seat *seat)
+void coord_job_set_seat(struct coord_job *job, uint32_t shard, struct coord_seat *seat)
 {
-    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    struct coord_job_shard *s = &job->shards[shard];
     if (seat != NULL) job->seat_count++;
     if (s->seat != NULL) job->seat_count--;
     if (shard >= job->shard_count) job->shard_count = shard + 1;
-    *s = (struct cairn_cluster_job_shard) { .seat = seat };
+    *s = (struct coord_job_shard) { .seat = seat };
 }
 
-uint32_t cairn_cluster_job_shard_from(const struct cairn_cluster_job *job, uint32_t index)
+uint32_t coord_job_shard_from(const struct coord_job *job, uint32_t index)
 {
     while (index < job->shard_count && job->shards[index].seat == NULL) index++;
     return index;
 }
 
-bool cairn_cluster_job_in_force(const struct cairn_cluster_job *job, uint32_t shard)
+bool coord_job_in_force(const struct coord_job *job, uint32_t shard)
 {
     return shard < job->layout->shard_count && job->shards[shard].seat != NULL;
 }
 
-uint8_t *cairn_cluster_holes(const struct cairn_cluster_job *job, uint32_t shard_count)
+uint8_t *coord_holes(const struct coord_job *job, uint32_t shard_count)
 {
     uint8_t *gone = calloc(shard_count / 8 + 1, 1);
     if (gone == NULL) return NULL;
@@ -125,8 +124,7 @@ uint8_t *cairn_cluster_holes(const struct cairn_cluster_job *job, uint32_t shard
     return gone;
 }
 
-bool cairn_cluster_job_has_seat(const struct cairn_cluster_job *job,
-                                const struct cairn_cluster_seat *seat)
+bool coord_job_has_seat(const struct coord_job *job, const struct coord_seat *seat)
 {
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].seat == seat) return true;
@@ -135,26 +133,26 @@ bool cairn_cluster_job_has_seat(const struct cairn_cluster_job *job,
     return false;
 }
 
-bool cairn_cluster_job_shards_up(const struct cairn_cluster_job *job)
+bool coord_job_shards_up(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i)
-        if (!job->shards[i].up && cairn_cluster_job_in_force(job, i)) return false;
+        if (!job->shards[i].up && coord_job_in_force(job, i)) return false;
     return true;
 }
 
 /* ---- its layouts ---- */
 
-bool cairn_cluster_job_moves(const struct cairn_cluster_job *job)
+bool coord_job_moves(const struct coord_job *job)
 {
-    const struct cairn_cluster_reshard *r = &job->reshard;
+    const struct coord_reshard *r = &job->reshard;
     return r->asking != NULL || job->shard_count > job->layout->shard_count ||
-           (r->move != NULL && cairn_move_stage_of(r->move) != CAIRN_MOVE_REST);
+           (r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST);
 }
 
-struct cairn_packed *cairn_cluster_job_before_next(const struct cairn_cluster_job *job,
-                                                   struct cairn_version now, uint32_t *shards_out)
+struct cairn_packed *coord_job_before_next(const struct coord_job *job, struct cairn_version now,
+                                           uint32_t *shards_out)
 {
-    const struct cairn_cluster_layouts *l = &job->layouts;
+    const struct coord_layouts *l = &job->layouts;
     *shards_out = l->before_shards;
     if (l->before != NULL && cairn_version_compare(now, l->at) <= 0) return l->before;
     *shards_out = job->layout->shard_count;
@@ -164,7 +162,7 @@ struct cairn_packed *cairn_cluster_job_before_next(const struct cairn_cluster_jo
 /* ---- where its shards are ---- */
 
 /* Not 0. */
-static uint64_t address_hash(const struct cairn_cluster_seat *seat)
+static uint64_t address_hash(const struct coord_seat *seat)
 {
     uint64_t hash[2];
     crypto_generichash((unsigned char *)hash, sizeof hash, seat->fabric_address,
@@ -172,7 +170,7 @@ static uint64_t address_hash(const struct cairn_cluster_seat *seat)
     return hash[0] | 1;
 }
 
-bool cairn_cluster_job_shard_moved(struct cairn_cluster_job_shard *shard)
+bool coord_job_shard_moved(struct coord_job_shard *shard)
 {
     const uint64_t hash = address_hash(shard->seat);
     const bool moved = shard->address_told != 0 && shard->address_told != hash;
@@ -180,18 +178,18 @@ bool cairn_cluster_job_shard_moved(struct cairn_cluster_job_shard *shard)
     return moved;
 }
 
-bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
-                                    const struct cairn_cluster_job *job, uint32_t shard_count)
+bool coord_shard_infos_init(struct coord_shard_infos *infos, const struct coord_job *job,
+                            uint32_t shard_count)
 {
     infos->infos = calloc(shard_count + 1, sizeof *infos->infos);
     infos->list = calloc(shard_count + 1, sizeof *infos->list);
     infos->count = 0;
     if (infos->infos == NULL || infos->list == NULL) {
-        cairn_cluster_shard_infos_release(infos);
+        coord_shard_infos_release(infos);
         return false;
     }
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_cluster_seat *seat = job->shards[i].seat;
+        const struct coord_seat *seat = job->shards[i].seat;
         if (i >= shard_count) break;
         Cairn__ShardInfo *info = &infos->infos[i];
         cairn__shard_info__init(info);
@@ -206,29 +204,26 @@ bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
     return true;
 }
 
-void cairn_cluster_shard_infos_release(struct cairn_cluster_shard_infos *infos)
+void coord_shard_infos_release(struct coord_shard_infos *infos)
 {
     free(infos->infos);
     free(infos->list);
 }
 
-void cairn_cluster_job_send_all(struct cairn_cluster_job *job, uint16_t type,
-                                const ProtobufCMessage *message)
+void coord_job_send_all(struct coord_job *job, uint16_t type, const ProtobufCMessage *message)
 {
     CAIRN_EACH_SHARD (job, i) {
-        if (job->shards[i].up && cairn_cluster_job_in_force(job, i))
-            cairn_cluster_session_send(job->shards[i].seat->session, type, 0, message);
+        if (job->shards[i].up && coord_job_in_force(job, i))
+            coord_session_send(job->shards[i].seat->session, type, 0, message);
     }
 }
 
-void cairn_cluster_job_send_drop(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                                 uint64_t job_id)
+void coord_job_send_drop(struct coord *cluster, struct coord_seat *seat, uint64_t job_id)
 {
     Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     drop.job = job_id;
     // Its Done is nobody's: what could not be dropped is known as our own leftover at the next Hello.
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_DROP,
-                               cairn_cluster_request_new(cluster), &drop.base);
+    coord_session_send(seat->session, CAIRN_MSG_JOB_DROP, coord_request_new(cluster), &drop.base);
 }
 
 /* ==== init ==== */
@@ -244,8 +239,7 @@ static bool digest_ok(const ProtobufCBinaryData *bytes)
     return bytes->len == 0 || bytes->len == CAIRN_INIT_DIGEST_BYTES;
 }
 
-static void take_digest(struct cairn_init_digest *digest, const ProtobufCBinaryData *bytes,
-                        uint32_t rank)
+static void take_digest(struct init_digest *digest, const ProtobufCBinaryData *bytes, uint32_t rank)
 {
     if (bytes->len == 0) return;
     digest->known = true;
@@ -253,12 +247,12 @@ static void take_digest(struct cairn_init_digest *digest, const ProtobufCBinaryD
     memcpy(digest->bytes, bytes->data, CAIRN_INIT_DIGEST_BYTES);
 }
 
-static bool same(const struct cairn_init_digest *a, const struct cairn_init_digest *b)
+static bool same(const struct init_digest *a, const struct init_digest *b)
 {
     return !a->known || !b->known || memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
 }
 
-static void print_hex(const struct cairn_init_digest *digest, char out[HEX_BYTES])
+static void print_hex(const struct init_digest *digest, char out[HEX_BYTES])
 {
     static const char digits[] = "0123456789abcdef";
     for (int i = 0; i < HEX_BYTES / 2; i++) {
@@ -268,8 +262,8 @@ static void print_hex(const struct cairn_init_digest *digest, char out[HEX_BYTES
     out[HEX_BYTES - 1] = 0;
 }
 
-static void refuse_init(struct cairn_cluster_member *member, uint32_t request,
-                        const struct cairn_init_digest *here, const struct cairn_init_digest *there)
+static void refuse_init(struct coord_member *member, uint32_t request,
+                        const struct init_digest *here, const struct init_digest *there)
 {
     char mine[HEX_BYTES], theirs[HEX_BYTES];
     struct cairn_sentence why;
@@ -279,38 +273,37 @@ static void refuse_init(struct cairn_cluster_member *member, uint32_t request,
                        "rank %" PRIu32 " has another initial state of job %s than rank %" PRIu32
                        ": digest %s here, %s there; begin from the same seed or file on all ranks",
                        member->rank, member->job->spec.name, there->rank, mine, theirs);
-    cairn_cluster_session_error(member->session, request, CAIRN_ERR_MISMATCH, why.text);
+    coord_session_error(member->session, request, CAIRN_ERR_MISMATCH, why.text);
 }
 
-static void answer(struct cairn_cluster_member *member)
+static void answer(struct coord_member *member)
 {
     const uint32_t request = member->init.request;
     member->init.request = 0;
     if (same(&member->init.digest, &member->job->init.source))
-        cairn_cluster_session_done(member->session, request);
+        coord_session_done(member->session, request);
     else
         refuse_init(member, request, &member->init.digest, &member->job->init.source);
 }
 
 /* Nobody's is taken: all may put again. */
-static void refuse_all(struct cairn_cluster_job *job, const struct cairn_sentence *why)
+static void refuse_all(struct coord_job *job, const struct cairn_sentence *why)
 {
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         const uint32_t request = m->init.request;
         m->init.request = 0;
-        if (request != 0)
-            cairn_cluster_session_error(m->session, request, CAIRN_ERR_MISMATCH, why->text);
+        if (request != 0) coord_session_error(m->session, request, CAIRN_ERR_MISMATCH, why->text);
     }
 }
 
-void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_t request,
-                                    const Cairn__InitDone *message)
+void coord_member_init_done(struct coord_member *member, uint32_t request,
+                            const Cairn__InitDone *message)
 {
-    struct cairn_cluster_job *job = member->job;
-    struct cairn_init_digest given = { .known = false };
+    struct coord_job *job = member->job;
+    struct init_digest given = { .known = false };
     if (!digest_ok(&message->digest) || !digest_ok(&message->given)) {
-        cairn_cluster_session_error(member->session, request, CAIRN_ERR_MALFORMED,
-                                    "a digest of the initial state has 32 bytes");
+        coord_session_error(member->session, request, CAIRN_ERR_MALFORMED,
+                            "a digest of the initial state has 32 bytes");
         return;
     }
     take_digest(&given, &message->given, member->rank);
@@ -322,10 +315,10 @@ void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_
     const bool tiled = job->tiles.world > 0; // then ranks hold different parts, and put them
     if (!tiled) take_digest(&member->init.digest, &message->digest, member->rank);
     if (message->source && !job->init.source.known) job->init.source = member->init.digest;
-    const cairn_status status = cairn_cluster_replicas_take(member, &message->held);
+    const cairn_status status = coord_replicas_take(member, &message->held);
     if (status != CAIRN_OK) {
-        cairn_cluster_session_error(member->session, request, status,
-                                    "the digests of what is held cannot be taken");
+        coord_session_error(member->session, request, status,
+                            "the digests of what is held cannot be taken");
         return;
     }
     member->init.request = request;
@@ -335,41 +328,41 @@ void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_
     }
     if (message->source) job->init.sourced = true;
     if (member->rank == 0) job->init.moments_of = message->moments ? member->id : 0;
-    if (tiled ? !job->init.sourced || !cairn_cluster_tiles_all_put(job) : !message->source) return;
+    if (tiled ? !job->init.sourced || !coord_tiles_all_put(job) : !message->source) return;
     struct cairn_sentence why;
-    if (tiled && !cairn_cluster_replicas_agree(job, &why)) {
+    if (tiled && !coord_replicas_agree(job, &why)) {
         refuse_all(job, &why);
         return;
     }
     job->init.source = member->init.digest;
     job->init.seal_wanted = true;
-    cairn_cluster_job_try_seal(job);
+    coord_job_try_seal(job);
 }
 
 /* The initial state is there: who waits for that hears it. */
-static void answer_all(struct cairn_cluster_job *job)
+static void answer_all(struct coord_job *job)
 {
     if (!job->initialized) return;
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->init.request != 0) answer(m);
 }
 
 /* ---- the seal ---- */
 
-static void seal_failed(struct cairn_cluster_job *job, cairn_status status, const char *text)
+static void seal_failed(struct coord_job *job, cairn_status status, const char *text)
 {
     cairn_log_warn("job %s is not initialized: %s", job->spec.name, text);
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (m->init.request == 0) continue;
-        cairn_cluster_session_error(m->session, m->init.request, status, text);
+        coord_session_error(m->session, m->init.request, status, text);
         m->init.request = 0;
     }
 }
 
 /* Durable: rounds may begin. */
-static void on_initialized(const struct cairn_cluster_saved *saved)
+static void on_initialized(const struct coord_saved *saved)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
     if (job == NULL || job->dropping || !job->init.seal_running) return;
     job->init.seal_running = false;
     if (saved->status != CAIRN_OK) {
@@ -379,14 +372,14 @@ static void on_initialized(const struct cairn_cluster_saved *saved)
     job->initialized = true;
     job->state = CAIRN_CLUSTER_JOB_RUNNING;
     cairn_log_info("job %s is initialized", job->spec.name);
-    const struct cairn_round_event ready = { .kind = CAIRN_ROUND_READY,
-                                             .version = { job->generation, job->base_step } };
-    cairn_cluster_job_event(job, &ready);
+    const struct round_event ready = { .kind = CAIRN_ROUND_READY,
+                                       .version = { job->generation, job->base_step } };
+    coord_job_event(job, &ready);
     answer_all(job);
-    cairn_cluster_members_answer_versions(job);
+    coord_members_answer_versions(job);
 }
 
-static void on_sealed(struct cairn_cluster_job *job, const void *about, cairn_status status,
+static void on_sealed(struct coord_job *job, const void *about, cairn_status status,
                       const char *text)
 {
     struct cairn_sentence why;
@@ -394,38 +387,36 @@ static void on_sealed(struct cairn_cluster_job *job, const void *about, cairn_st
     if (!job->init.seal_running) return;
     if (status == CAIRN_ERR_CLOSED) {
         job->init.seal_running = false;
-        cairn_cluster_job_try_seal(job); // the shard is back already, or asks when it is
+        coord_job_try_seal(job); // the shard is back already, or asks when it is
         return;
     }
     job->init.seal_wanted = false;
     cairn_sentence_set(&why, "%s", text);
     if (status == CAIRN_OK)
-        status = cairn_cluster_save_job(job, CAIRN_STORE_INITIALIZED, NULL, 0, on_initialized,
-                                        &why);
+        status = coord_save_job(job, CAIRN_STORE_INITIALIZED, NULL, 0, on_initialized, &why);
     if (status == CAIRN_OK) return;
     job->init.seal_running = false;
     seal_failed(job, status, why.text);
 }
 
-void cairn_cluster_job_try_seal(struct cairn_cluster_job *job)
+void coord_job_try_seal(struct coord_job *job)
 {
     if (!job->init.seal_wanted || job->init.seal_running ||
         job->state != CAIRN_CLUSTER_JOB_INITIALIZING)
         return;
     CAIRN_EACH_SHARD (job, i) {
-        if (!job->shards[i].up || !cairn_cluster_seat_obeys(job->shards[i].seat)) return;
+        if (!job->shards[i].up || !coord_seat_obeys(job->shards[i].seat)) return;
     }
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_sealed, NULL, 0);
+    struct coord_gather *gather = coord_gather_open_job(job, on_sealed, NULL, 0);
     if (gather == NULL) return;
     job->init.seal_running = true;
     Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
     seal.job = job->id;
     seal.moments_of = job->init.moments_of;
     CAIRN_EACH_SHARD (job, i) {
-        (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_JOB_SEAL,
-                                        &seal.base);
+        (void)coord_gather_send(gather, job->shards[i].seat, CAIRN_MSG_JOB_SEAL, &seal.base);
     }
-    cairn_cluster_gather_start(gather);
+    coord_gather_start(gather);
 }
 
 /* ==== loss ==== */
@@ -435,62 +426,60 @@ void cairn_cluster_job_try_seal(struct cairn_cluster_job *job)
 
 /* ---- what comes next ---- */
 
-bool cairn_cluster_recovery_wanted(const struct cairn_cluster_job *job)
+bool coord_recovery_wanted(const struct coord_job *job)
 {
     return job->spec.policy.on_shard_loss == CAIRN_SHARD_LOSS_RESTORE_LATEST;
 }
 
-bool cairn_cluster_recovery_pending(const struct cairn_cluster_job *job)
+bool coord_recovery_pending(const struct coord_job *job)
 {
-    const struct cairn_cluster_recovery *r = &job->loss.recovery;
-    if (job->state != CAIRN_CLUSTER_JOB_LOST || job->loss.behind ||
-        !cairn_cluster_recovery_wanted(job))
+    const struct coord_recovery *r = &job->loss.recovery;
+    if (job->state != CAIRN_CLUSTER_JOB_LOST || job->loss.behind || !coord_recovery_wanted(job))
         return false;
     if (r->running) return true;
     return !r->gave_up && r->restores < CAIRN_RESTORES_MAX && (job->loss.may_return || r->begun);
 }
 
 /* It is being lost. */
-static void note_loss(struct cairn_cluster_job *job, const char *why)
+static void note_loss(struct coord_job *job, const char *why)
 {
-    if (cairn_cluster_job_version(job).step > job->base_step)
-        job->loss.recovery =
-            (struct cairn_cluster_recovery) { .running = job->loss.recovery.running };
+    if (coord_job_version(job).step > job->base_step)
+        job->loss.recovery = (struct coord_recovery) { .running = job->loss.recovery.running };
     if (job->loss.recovery.lost_ms == 0)
-        job->loss.recovery.lost_ms = cairn_cluster_now_ms(job->cluster) + 1; // not 0
+        job->loss.recovery.lost_ms = coord_now_ms(job->cluster) + 1; // not 0
     snprintf(job->loss.recovery.why, sizeof job->loss.recovery.why, "%.*s",
              (int)sizeof job->loss.recovery.why - 1,
              cairn_sentence_brief(why, sizeof job->loss.recovery.why - 1).text);
 }
 
 /* It has waited for all for so long that fewer are taken. */
-static bool takes_fewer(const struct cairn_cluster_job *job)
+static bool takes_fewer(const struct coord_job *job)
 {
-    const struct cairn_cluster_options *options = job->cluster->options;
+    const struct coord_options *options = job->cluster->options;
     const uint64_t lost_ms = job->loss.recovery.lost_ms;
     return options->shards_min > 0 && job->state == CAIRN_CLUSTER_JOB_LOST && lost_ms != 0 &&
-           cairn_cluster_recovery_wanted(job) &&
-           cairn_cluster_now_ms(job->cluster) + 1 - lost_ms >= (uint64_t)options->shards_wait_ms;
+           coord_recovery_wanted(job) &&
+           coord_now_ms(job->cluster) + 1 - lost_ms >= (uint64_t)options->shards_wait_ms;
 }
 
-uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job)
+uint32_t coord_recovery_shards(const struct coord_job *job)
 {
-    const struct cairn_cluster_options *options = job->cluster->options;
+    const struct coord_options *options = job->cluster->options;
     const uint32_t wanted = (uint32_t)options->shards, least = (uint32_t)options->shards_min;
     uint32_t staying = 0;
     CAIRN_EACH_SHARD (job, i) staying += !job->shards[i].seat->leaving;
     if (staying == 0 || staying > wanted) staying = wanted;
     if (takes_fewer(job)) {
-        const uint32_t here = cairn_cluster_seats_staying(job->cluster, &job->spec, false);
+        const uint32_t here = coord_seats_staying(job->cluster, &job->spec, false);
         if (here < staying) staying = here > least ? here : least < staying ? least : staying;
     }
     return cairn_plan_job_shards(&job->spec, staying);
 }
 
 /* Tells the operator how the job could go on with fewer shards. */
-static void advise_fewer(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+static void advise_fewer(const struct coord_job *job, struct cairn_sentence *out)
 {
-    const struct cairn_cluster_options *options = job->cluster->options;
+    const struct coord_options *options = job->cluster->options;
     if (options->shards_min == 0)
         cairn_sentence_add(out, ", or cluster.shards_min allows fewer");
     else if (!takes_fewer(job))
@@ -500,11 +489,11 @@ static void advise_fewer(const struct cairn_cluster_job *job, struct cairn_sente
                            options->shards_min);
 }
 
-static void advise_to_wait(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+static void advise_to_wait(const struct coord_job *job, struct cairn_sentence *out)
 {
-    const uint32_t count = cairn_cluster_recovery_shards(job);
+    const uint32_t count = coord_recovery_shards(job);
     cairn_sentence_set(out, "its newest snapshot is restored by itself (on_shard_loss)");
-    if (cairn_cluster_seats_staying(job->cluster, &job->spec, false) < count) {
+    if (coord_seats_staying(job->cluster, &job->spec, false) < count) {
         cairn_sentence_add(out, ", once %" PRIu32 " shard%s here", count,
                            count == 1 ? " is" : "s are");
         advise_fewer(job, out);
@@ -513,16 +502,15 @@ static void advise_to_wait(const struct cairn_cluster_job *job, struct cairn_sen
                                 "where snapshots cannot be saved)");
 }
 
-void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+void coord_recovery_advise(const struct coord_job *job, struct cairn_sentence *out)
 {
     const char *name = job->spec.name;
-    if (cairn_cluster_recovery_pending(job)) {
+    if (coord_recovery_pending(job)) {
         advise_to_wait(job, out);
         return;
     }
     out->text[0] = '\0';
-    if (cairn_cluster_recovery_wanted(job) && job->loss.recovery.gave_up &&
-        job->loss.recovery.passed) {
+    if (coord_recovery_wanted(job) && job->loss.recovery.gave_up && job->loss.recovery.passed) {
         cairn_sentence_add(
             out,
             "on_shard_loss takes none of its snapshots unasked: mend what is said of "
@@ -531,7 +519,7 @@ void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct c
             name);
         return;
     }
-    if (cairn_cluster_recovery_wanted(job) && job->loss.recovery.gave_up) {
+    if (coord_recovery_wanted(job) && job->loss.recovery.gave_up) {
         cairn_sentence_add(out,
                            "on_shard_loss finds no whole snapshot of it: `cairn snapshot restore "
                            "%s latest` tries again, where one was made whole; `cairn job drop %s` "
@@ -539,7 +527,7 @@ void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct c
                            name, name);
         return;
     }
-    if (cairn_cluster_recovery_wanted(job) && job->loss.recovery.restores >= CAIRN_RESTORES_MAX)
+    if (coord_recovery_wanted(job) && job->loss.recovery.restores >= CAIRN_RESTORES_MAX)
         cairn_sentence_add(out,
                            "on_shard_loss has restored it %d times without a step applied in "
                            "between, and waits now; ",
@@ -553,22 +541,20 @@ void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct c
 /* ---- the loss ---- */
 
 /* job->loss.why is set. */
-static void stop(struct cairn_cluster_job *job)
+static void stop(struct coord_job *job)
 {
     job->state = CAIRN_CLUSTER_JOB_LOST;
     cairn_log_error("job %s is %s", job->spec.name, job->loss.why.text);
-    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_JOB_LOST, job->spec.name, NULL, "%s",
-                             job->loss.why.text);
-    cairn_cluster_cut_abort(job, job->loss.why.text);
-    cairn_cluster_amenders_lost(job);
-    cairn_cluster_extend_lost(job);
-    if (!job->loss.may_return)
-        cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is lost");
-    cairn_cluster_park_release(job);
+    coord_event_note(job->cluster, CAIRN_EVENT_JOB_LOST, job->spec.name, NULL, "%s",
+                     job->loss.why.text);
+    coord_cut_abort(job, job->loss.why.text);
+    coord_amenders_lost(job);
+    coord_extend_lost(job);
+    if (!job->loss.may_return) coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is lost");
+    coord_park_release(job);
 }
 
-void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *kind, const char *name,
-                              const char *what)
+void coord_job_behind(struct coord_job *job, const char *kind, const char *name, const char *what)
 {
     cairn_sentence_set(
         &job->loss.why,
@@ -581,7 +567,7 @@ void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *kind, c
     stop(job);
 }
 
-void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, const char *format, ...)
+void coord_job_lose(struct coord_job *job, bool may_return, const char *format, ...)
 {
     va_list args;
     struct cairn_sentence advice;
@@ -593,21 +579,21 @@ void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, cons
     job->loss.may_return = may_return;
     job->state = CAIRN_CLUSTER_JOB_LOST;
     note_loss(job, what);
-    cairn_cluster_recovery_advise(job, &advice);
+    coord_recovery_advise(job, &advice);
     cairn_sentence_set(&job->loss.why, "lost: %s; %s", what, advice.text);
-    const bool pending = cairn_cluster_recovery_pending(job);
+    const bool pending = coord_recovery_pending(job);
     stop(job);
-    if (pending) cairn_cluster_job_keep_pauses(job);
+    if (pending) coord_job_keep_pauses(job);
     struct cairn_sentence why;
     cairn_sentence_set(&why, "job %s is %s", job->spec.name, job->loss.why.text);
     while (job->members.list != NULL)
-        cairn_cluster_member_put_out(
-            job->members.list, pending ? CAIRN_ERR_ROLLED_BACK : CAIRN_ERR_JOB_LOST, why.text);
+        coord_member_put_out(job->members.list,
+                             pending ? CAIRN_ERR_ROLLED_BACK : CAIRN_ERR_JOB_LOST, why.text);
 }
 
 /* ==== bytes ==== */
 
-static void take_memory(struct cairn_cluster_seat *seat, const Cairn__Heartbeat *message)
+static void take_memory(struct coord_seat *seat, const Cairn__Heartbeat *message)
 {
     const size_t count = message->n_memory < CAIRN_MEMORY_TOLD_MAX ? message->n_memory
                                                                    : CAIRN_MEMORY_TOLD_MAX;
@@ -626,7 +612,7 @@ static void take_memory(struct cairn_cluster_seat *seat, const Cairn__Heartbeat 
     seat->memory_count = count;
 }
 
-void cairn_cluster_bytes_take(struct cairn_cluster_seat *seat, const Cairn__Heartbeat *message)
+void coord_bytes_take(struct coord_seat *seat, const Cairn__Heartbeat *message)
 {
     take_memory(seat, message);
     const size_t count = message->n_bytes < CAIRN_BYTES_TOLD_MAX ? message->n_bytes
@@ -639,22 +625,21 @@ void cairn_cluster_bytes_take(struct cairn_cluster_seat *seat, const Cairn__Hear
     seat->bytes_count = count;
 }
 
-void cairn_cluster_bytes_read(struct cairn_cluster_member *member, uint64_t bytes)
+void coord_bytes_read(struct coord_member *member, uint64_t bytes)
 {
     if (bytes > member->read_bytes) member->read_bytes = bytes;
 }
 
 /* Shards tell of the workers that they have; one that is away has told of those that it had. */
-static bool is_attached(const struct cairn_cluster_job *job, uint32_t rank)
+static bool is_attached(const struct coord_job *job, uint32_t rank)
 {
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == rank) return true;
     return false;
 }
 
 /* The entry of the rank, made in its place; NULL: so many are not shown, or it has left. */
-static Cairn__BytesTold *worker(struct cairn_bytes_view *out, const struct cairn_cluster_job *job,
-                                uint32_t rank)
+static Cairn__BytesTold *worker(struct bytes_view *out, const struct coord_job *job, uint32_t rank)
 {
     size_t at = 1;
     while (at < out->count && out->told[at].rank < rank) at++;
@@ -696,10 +681,10 @@ static void add_read(Cairn__BytesTold *to, uint64_t bytes)
 }
 
 /* Behind what shards told, which says how many steps there were. */
-static void add_members(struct cairn_bytes_view *out, const struct cairn_cluster_job *job)
+static void add_members(struct bytes_view *out, const struct coord_job *job)
 {
     uint64_t read = job->members.read_bytes;
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         read += m->read_bytes;
         if (m->read_bytes == 0 || m->role != CAIRN_ROLE_WIRE_WORKER) continue;
         Cairn__BytesTold *to = worker(out, job, m->rank);
@@ -708,13 +693,12 @@ static void add_members(struct cairn_bytes_view *out, const struct cairn_cluster
     add_read(&out->told[0], read);
 }
 
-const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *job,
-                                               struct cairn_bytes_view *out)
+const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes_view *out)
 {
     out->count = 1;
     cairn__bytes_told__init(&out->told[0]);
     CAIRN_EACH_SHARD (job, s) {
-        const struct cairn_cluster_seat *seat = job->shards[s].seat;
+        const struct coord_seat *seat = job->shards[s].seat;
         for (size_t i = 0; i < seat->bytes_count; i++) {
             const Cairn__BytesTold *told = &seat->bytes[i];
             if (told->job != job->id) continue;
@@ -732,9 +716,9 @@ const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *j
 
 /* ---- memory ---- */
 
-static void fill_memory(const struct cairn_cluster_job *job, uint32_t shard, Cairn__MemoryTold *out)
+static void fill_memory(const struct coord_job *job, uint32_t shard, Cairn__MemoryTold *out)
 {
-    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    const struct coord_seat *seat = job->shards[shard].seat;
     cairn__memory_told__init(out);
     out->untold = true;
     for (size_t i = 0; i < seat->memory_count; i++)
@@ -744,10 +728,10 @@ static void fill_memory(const struct cairn_cluster_job *job, uint32_t shard, Cai
     out->shard = seat->name;
 }
 
-void cairn_cluster_memory_of(const struct cairn_cluster_job *job, struct cairn_memory_view *out)
+void coord_memory_of(const struct coord_job *job, struct memory_view *out)
 {
-    *out = (struct cairn_memory_view) { .told = calloc(job->seat_count + 1, sizeof *out->told),
-                                        .list = calloc(job->seat_count + 1, sizeof *out->list) };
+    *out = (struct memory_view) { .told = calloc(job->seat_count + 1, sizeof *out->told),
+                                  .list = calloc(job->seat_count + 1, sizeof *out->list) };
     if (out->told == NULL || out->list == NULL) return;
     CAIRN_EACH_SHARD (job, s) {
         Cairn__MemoryTold *told = out->list[out->count] = &out->told[out->count];
@@ -757,7 +741,7 @@ void cairn_cluster_memory_of(const struct cairn_cluster_job *job, struct cairn_m
     }
 }
 
-void cairn_cluster_memory_release(struct cairn_memory_view *view)
+void coord_memory_release(struct memory_view *view)
 {
     free(view->told);
     free(view->list);
@@ -784,8 +768,7 @@ static cairn_status refuse_setting(const struct cairn_job_spec_data *spec,
 }
 
 static cairn_status apply_one(struct cairn_job_spec_data *next, const Cairn__Setting *setting,
-                              enum cairn_settings_way way, bool *reopens_out,
-                              struct cairn_sentence *why)
+                              enum settings_way way, bool *reopens_out, struct cairn_sentence *why)
 {
     enum cairn_spec_change change;
     const cairn_status status = cairn_spec_set(next, setting->key, setting->value, &change, why);
@@ -797,10 +780,9 @@ static cairn_status apply_one(struct cairn_job_spec_data *next, const Cairn__Set
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_settings_apply(struct cairn_job_spec_data *next,
-                                          Cairn__Setting *const *settings, size_t count,
-                                          enum cairn_settings_way way, bool *reopens_out,
-                                          struct cairn_sentence *why)
+cairn_status coord_settings_apply(struct cairn_job_spec_data *next, Cairn__Setting *const *settings,
+                                  size_t count, enum settings_way way, bool *reopens_out,
+                                  struct cairn_sentence *why)
 {
     if (count == 0) return CAIRN_OK;
     if (count > CAIRN_SETTINGS_MAX)
@@ -853,9 +835,9 @@ static cairn_status judge_group(const struct cairn_group_spec *was,
                       now->name, now->optimizer);
 }
 
-cairn_status cairn_cluster_settings_judge_planes(const struct cairn_job_spec_data *was,
-                                                 const struct cairn_job_spec_data *next,
-                                                 struct cairn_sentence *why)
+cairn_status coord_settings_judge_planes(const struct cairn_job_spec_data *was,
+                                         const struct cairn_job_spec_data *next,
+                                         struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < next->group_count && status == CAIRN_OK; i++)
@@ -871,15 +853,15 @@ static bool same_loss_scale(const struct cairn_job_spec_data *a,
            a->loss_scale_min == b->loss_scale_min && a->loss_scale_max == b->loss_scale_max;
 }
 
-cairn_status cairn_cluster_settings_payload(const struct cairn_job_spec_data *was,
-                                            const struct cairn_job_spec_data *next,
-                                            struct cairn_decision *last, uint8_t **owned_out,
-                                            struct cairn_sentence *why)
+cairn_status coord_settings_payload(const struct cairn_job_spec_data *was,
+                                    const struct cairn_job_spec_data *next,
+                                    struct cairn_decision *last, uint8_t **owned_out,
+                                    struct cairn_sentence *why)
 {
-    struct cairn_payload head;
+    struct payload head;
     *owned_out = NULL;
     if (last->payload_bytes == 0) return CAIRN_OK;
-    if (cairn_payload_decode(last->payload, last->payload_bytes, &head) != CAIRN_OK)
+    if (payload_decode(last->payload, last->payload_bytes, &head) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
     if (head.state_bytes > next->client_state_max)
         return cairn_fail(why, CAIRN_ERR_INVALID,
@@ -890,7 +872,7 @@ cairn_status cairn_cluster_settings_payload(const struct cairn_job_spec_data *wa
     uint8_t *copy = malloc(last->payload_bytes);
     if (copy == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the job's state");
     memcpy(copy, last->payload, last->payload_bytes);
-    cairn_payload_set_loss_scale(copy, next->loss_scale);
+    payload_set_loss_scale(copy, next->loss_scale);
     last->payload = *owned_out = copy;
     return CAIRN_OK;
 }

@@ -23,7 +23,7 @@
 /* Openings: workers and readers on their way into a job. */
 
 /* A member's JobOpen, until the member is ATTACHED. */
-struct cairn_cluster_opening {
+struct coord_opening {
     struct cairn_paged pages;    /* owned; in PAGES */
     struct cairn_packed *packed; /* held: the spec as it came; NULL: a reader's, or not whole yet */
     struct cairn_job_spec_data spec; /* owned; a reader's has no name */
@@ -45,49 +45,46 @@ struct cairn_cluster_opening {
     bool put_off;          /* it failed too often: members.h */
 };
 
-/* The cluster's openings. The flags keep cairn_cluster_openings_advance from being entered
+/* The cluster's openings. The flags keep coord_openings_advance from being entered
  * twice. */
-struct cairn_cluster_openings {
+struct coord_openings {
     bool advancing, again;
-    struct cairn_cluster_plan *plans; /* jobs.c: jobs that a thread plans */
-    bool contested;                   /* one waits for its rank to be free, or is put off */
+    struct coord_plan *plans; /* jobs.c: jobs that a thread plans */
+    bool contested;           /* one waits for its rank to be free, or is put off */
 };
 
 /* JobOpen: answered at once, or when the job is there. */
-void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t request,
-                               const Cairn__JobOpen *message);
+void coord_member_open(struct coord_session *session, uint32_t request,
+                       const Cairn__JobOpen *message);
 /* A page of the spec that a JobOpen announced. */
-void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
-                               const Cairn__Page *page);
+void coord_member_page(struct coord_session *session, uint32_t request, const Cairn__Page *page);
 /* The spec's bounds of workers are within round.workers_max. CAIRN_ERR_INVALID. */
-cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
-                                         const struct cairn_job_spec_data *spec,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_judge_workers(const struct coord *cluster,
+                                 const struct cairn_job_spec_data *spec,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Who waits for a job looks again: a shard came, a job was made, restored or dropped. */
-void cairn_cluster_openings_advance(struct cairn_cluster *cluster);
+void coord_openings_advance(struct coord *cluster);
 /* Whoever waits for a rank does not wait for ever. */
-void cairn_cluster_openings_tick(struct cairn_cluster *cluster);
+void coord_openings_tick(struct coord *cluster);
 /* The restore that the job's openers wished has ended. CAIRN_OK: the job is there, or there is nothing to
  * restore it from; with another status the openers are refused. */
-void cairn_cluster_openers_resumed(struct cairn_cluster *cluster, const char *name,
-                                   cairn_status status, const char *text);
+void coord_openers_resumed(struct coord *cluster, const char *name, cairn_status status,
+                           const char *text);
 /* Does the spec of an opener join a job that is to be restored? */
-struct cairn_cluster_verdict;
+struct coord_verdict;
 /* Adds to the list the specs of those who wish that the job is restored. True: some are new. */
-bool cairn_cluster_openers_list(struct cairn_cluster *cluster, const char *name,
-                                struct cairn_cluster_verdict **list);
+bool coord_openers_list(struct coord *cluster, const char *name, struct coord_verdict **list);
 /* Compares those that were not yet with what is to be restored. Any thread. */
-void cairn_cluster_verdicts_judge(struct cairn_cluster_verdict *list,
-                                  const struct cairn_job_spec_data *saved);
-void cairn_cluster_verdicts_free(struct cairn_cluster_verdict *list);
+void coord_verdicts_judge(struct coord_verdict *list, const struct cairn_job_spec_data *saved);
+void coord_verdicts_free(struct coord_verdict *list);
 /* The snapshot is to be restored for the openers who wish it, all of whom are in the list: refuses who came
  * with another spec. CAIRN_ERR_MISMATCH: all of them did. */
-cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster, const char *name,
-                                         struct cairn_cluster_verdict *list,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_openers_judge(struct coord *cluster, const char *name,
+                                 struct coord_verdict *list,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The job could not be made: its openers hear why. */
-void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *name,
-                                    cairn_status status, const char *text);
+void coord_job_openers_fail(struct coord *cluster, const char *name, cairn_status status,
+                            const char *text);
 
 /* ---- openings.c, for openings.c ---- */
 
@@ -97,43 +94,43 @@ void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *n
 
 #define CAIRN_INIT_DIGEST_BYTES 32
 /* The digest of the initial state that a rank has, as that rank reports it. */
-struct cairn_init_digest {
+struct init_digest {
     bool known;
     uint8_t bytes[CAIRN_INIT_DIGEST_BYTES];
     uint32_t rank;
 };
 
 /* A job's initial state. Digests are kept while this coordinator lives. */
-struct cairn_cluster_init {
+struct coord_init {
     bool seal_wanted, seal_running; /* the source said InitDone; the shards are asked */
     bool sourced;        /* a source said InitDone; with tiles the others put theirs, too */
     uint64_t moments_of; /* the member that put moments, too; 0: none did */
-    struct cairn_init_digest source, given; /* what the source put, and what the callers gave */
+    struct init_digest source, given; /* what the source put, and what the callers gave */
     /* owned: what its tensors have missed before it began, until it is made; NULL: nothing */
     uint8_t *payload;
     size_t payload_bytes;
 };
 
 /* A member's InitDone. */
-struct cairn_cluster_member_init {
-    uint32_t request;                /* InitDone */
-    struct cairn_init_digest digest; /* of what it put */
-    uint8_t *held; /* owned: InitDone.held, [tensor_count]; NULL: not to be compared */
+struct coord_member_init {
+    uint32_t request;          /* InitDone */
+    struct init_digest digest; /* of what it put */
+    uint8_t *held;             /* owned: InitDone.held, [tensor_count]; NULL: not to be compared */
 };
 
-void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_t request,
-                                    const Cairn__InitDone *message);
+void coord_member_init_done(struct coord_member *member, uint32_t request,
+                            const Cairn__InitDone *message);
 /* Seals it, if that is wanted and all shards are there. */
-void cairn_cluster_job_try_seal(struct cairn_cluster_job *job);
+void coord_job_try_seal(struct coord_job *job);
 
 /* ---- drain.c ---- */
 
 #define CAIRN_INIT_HELD_BYTES 8 /* a tensor */
 /* InitDone.held of a member. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_cluster_replicas_take(struct cairn_cluster_member *member,
-                                                          const ProtobufCBinaryData *held);
+CAIRN_MUST_CHECK cairn_status coord_replicas_take(struct coord_member *member,
+                                                  const ProtobufCBinaryData *held);
 /* Ranks that hold the same box of a tensor have put the same; else false, and why. */
-bool cairn_cluster_replicas_agree(const struct cairn_cluster_job *job, struct cairn_sentence *why);
+bool coord_replicas_agree(const struct coord_job *job, struct cairn_sentence *why);
 
 /* ==== loss ==== */
 
@@ -142,13 +139,13 @@ bool cairn_cluster_replicas_agree(const struct cairn_cluster_job *job, struct ca
 #define CAIRN_RESTORES_MAX 3
 
 /* How a lost job is being restored by itself: see restore.h. */
-struct cairn_cluster_recovery {
-    uint32_t restores;                  /* begun without a step applied in between */
-    struct cairn_snapshot_place behind; /* the oldest that was found damaged */
-    uint64_t retry_ms;                  /* cairn_cluster_now_ms: not before */
-    uint64_t lost_ms;                   /* cairn_cluster_now_ms: the job was */
-    char why[300];                      /* the job was lost */
-    struct cairn_sentence damaged;      /* the newest of those, and how; while behind.id says one */
+struct coord_recovery {
+    uint32_t restores;             /* begun without a step applied in between */
+    struct snapshot_place behind;  /* the oldest that was found damaged */
+    uint64_t retry_ms;             /* coord_now_ms: not before */
+    uint64_t lost_ms;              /* coord_now_ms: the job was */
+    char why[300];                 /* the job was lost */
+    struct cairn_sentence damaged; /* the newest of those, and how; while behind.id says one */
     bool running, gave_up;
     bool passed; /* gave_up: there are snapshots, of which none may be taken unasked */
     bool begun;  /* one has replaced the job: no part comes back by itself */
@@ -157,41 +154,40 @@ struct cairn_cluster_recovery {
 };
 
 /* A job's loss, and its recovery. */
-struct cairn_cluster_loss {
+struct coord_loss {
     struct cairn_sentence why; /* "lost: ...", "behind: ..." */
     bool may_return;           /* LOST for want of parts only: the core lives */
     bool behind;               /* LOST, since our store is an older copy: until it is adopted */
-    struct cairn_cluster_recovery recovery;
+    struct coord_recovery recovery;
 };
 
 /* Its members are expelled. may_return: its core goes on hearing of shards, for the parts may come back. */
-void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, const char *format, ...)
+void coord_job_lose(struct coord_job *job, bool may_return, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* A shard, or a member ("worker"), has seen more of it than our store knows of, in `what`: nothing is done
  * until it is adopted. */
-void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *kind, const char *name,
-                              const char *what);
+void coord_job_behind(struct coord_job *job, const char *kind, const char *name, const char *what);
 
 /* ---- on_shard_loss ---- */
 
 /* Its on_shard_loss says so. */
-bool cairn_cluster_recovery_wanted(const struct cairn_cluster_job *job);
+bool coord_recovery_wanted(const struct coord_job *job);
 /* Over so many shards at least: cluster.shards, less those that it was moved off; after cluster.shards_wait
  * as many as are here, at least cluster.shards_min. */
-uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job);
+uint32_t coord_recovery_shards(const struct coord_job *job);
 /* The job is LOST, and will be restored by itself: nobody need give it up yet. */
-bool cairn_cluster_recovery_pending(const struct cairn_cluster_job *job);
+bool coord_recovery_pending(const struct coord_job *job);
 /* Says what comes next for a job that is LOST, or what an operator is to do. The text follows
  * "lost: WHY; ". */
-void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+void coord_recovery_advise(const struct coord_job *job, struct cairn_sentence *out);
 
 /* ==== job ==== */
 
-struct cairn_cluster_groups;
+struct coord_groups;
 struct cairn_round;
 
 /* The initial state is missing until INITIALIZING ends; `restoring` and `dropping` say more of CREATING. */
-enum cairn_cluster_job_state {
+enum coord_job_state {
     CAIRN_CLUSTER_JOB_CREATING, /* shards make room, or are to give it back (dropping); no core */
     CAIRN_CLUSTER_JOB_INITIALIZING, /* the source puts */
     CAIRN_CLUSTER_JOB_RUNNING,
@@ -199,29 +195,29 @@ enum cairn_cluster_job_state {
 };
 
 /* A shard's part of a job. */
-struct cairn_cluster_job_shard {
-    struct cairn_cluster_seat *seat; /* NULL: a hole, see CAIRN_EACH_SHARD */
-    bool up;                         /* as the core knows it */
-    uint64_t incarnation;            /* of the shard when JobCreate was sent */
-    uint64_t address_told;           /* hash of the fabric address that members know; 0: none yet */
-    uint64_t missed_ms;   /* cairn_cluster_now_ms: its shard came without the part; 0: it did not */
-    uint64_t patience_ms; /* the part may be missed for so long; then the job is LOST */
-    /* cairn_cluster_now_ms: since then recovery.c sees it away; 0: it is not */
+struct coord_job_shard {
+    struct coord_seat *seat; /* NULL: a hole, see CAIRN_EACH_SHARD */
+    bool up;                 /* as the core knows it */
+    uint64_t incarnation;    /* of the shard when JobCreate was sent */
+    uint64_t address_told;   /* hash of the fabric address that members know; 0: none yet */
+    uint64_t missed_ms;      /* coord_now_ms: its shard came without the part; 0: it did not */
+    uint64_t patience_ms;    /* the part may be missed for so long; then the job is LOST */
+    /* coord_now_ms: since then recovery.c sees it away; 0: it is not */
     uint64_t away_ms;
     bool newer;        /* the shard has a staged generation beside ours */
     uint64_t revision; /* of the spec that the shard has; 0: not known */
     /* The job's version when the shard's first layout came into force: of that and older ones it has nothing.
      * 0.0: it was there from the beginning. */
     struct cairn_version joined_at;
-    struct cairn_step_ring times;
-    struct cairn_cluster_part_tiles tiles;
-    struct cairn_cluster_part_results results;
+    struct step_ring times;
+    struct coord_part_tiles tiles;
+    struct coord_part_results results;
     double weight; /* of the re-sharding under way; 0: all goes off it */
     bool lost;     /* in the slice under way: the way back leaves it out */
 };
 
 /* Numbers that are durable before they are used, so that no restart or restore takes one again. */
-struct cairn_cluster_reserved {
+struct coord_reserved {
     uint64_t generation; /* generations up to this one may have been used */
     uint64_t round;      /* round numbers likewise */
     /* leases.c: generations up to this one are on their way to the store; 0: none */
@@ -230,17 +226,17 @@ struct cairn_cluster_reserved {
 
 /* The spec and the layout that the planner made, in their packed form, as sent to shards and
  * members. */
-struct cairn_cluster_planned {
+struct coord_planned {
     struct cairn_packed *spec, *layout; /* held */
     double heaviest_over_mean;          /* of the bytes of the shards */
     uint64_t *shard_bytes; /* owned: [layout->shard_count] of state; NULL: not counted yet */
 };
 
-struct cairn_cluster_job {
-    struct cairn_cluster_job *next; /* of the cluster's list, by name */
-    struct cairn_cluster *cluster;
+struct coord_job {
+    struct coord_job *next; /* of the cluster's list, by name */
+    struct coord *cluster;
     uint64_t id;
-    enum cairn_cluster_job_state state;
+    enum coord_job_state state;
     bool restoring; /* CREATING from a snapshot */
     bool dropping;  /* CREATING, and on its way out of the store: then its shards hear of it, too */
     bool stored;    /* in the store, or on its way there */
@@ -250,105 +246,101 @@ struct cairn_cluster_job {
     uint64_t base_step; /* at which the generation began */
     struct cairn_origin origin;
     char made_by[CAIRN_NAME_MAX + 16]; /* until the event of its creation says it */
-    struct cairn_cluster_reserved reserved;
+    struct coord_reserved reserved;
 
     struct cairn_job_spec_data spec; /* owned */
     struct cairn_layout *layout;     /* owned */
     /* owned: [shard_room], by index in the layout; behind those of the layout stand the ones that join */
-    struct cairn_cluster_job_shard *shards;
+    struct coord_job_shard *shards;
     uint32_t shard_count,
         shard_room;      /* that there are, and may ever be: nobody's index is given anew */
     uint32_t seat_count; /* without holes */
-    struct cairn_cluster_planned planned;
+    struct coord_planned planned;
 
     struct cairn_round *core; /* NULL in CREATING; dead in LOST, unless loss.may_return */
     /* each is its module's own */
-    struct cairn_cluster_rounds rounds;
-    struct cairn_cluster_halts halts;
-    struct cairn_cluster_straggler straggler;
-    struct cairn_cluster_pace pace;
-    struct cairn_cluster_groups *groups; /* owned; NULL: there were none */
-    struct cairn_cluster_job_members members;
-    struct cairn_cluster_tiles tiles;
-    struct cairn_cluster_leases leases;
-    struct cairn_cluster_snapshots snapshots;
-    struct cairn_cluster_parting parting;
-    struct cairn_cluster_init init;
-    struct cairn_cluster_amends amends;
-    struct cairn_cluster_extension extension;
-    struct cairn_cluster_park park;
-    struct cairn_cluster_layouts layouts;
-    struct cairn_cluster_reshard reshard;
-    struct cairn_cluster_loss loss;
+    struct coord_rounds rounds;
+    struct coord_halts halts;
+    struct coord_straggler straggler;
+    struct coord_pace pace;
+    struct coord_groups *groups; /* owned; NULL: there were none */
+    struct coord_job_members members;
+    struct coord_tiles tiles;
+    struct coord_leases leases;
+    struct coord_snapshots snapshots;
+    struct coord_parting parting;
+    struct coord_init init;
+    struct coord_amends amends;
+    struct coord_extension extension;
+    struct coord_park park;
+    struct coord_layouts layouts;
+    struct coord_reshard reshard;
+    struct coord_loss loss;
 };
 
 /* Shards that may join a job from when it is made, or found in the store, until the next restore or start. */
 #define CAIRN_JOB_JOINS_MAX 1024
 /* Room for so many shards in all. False: no memory. */
-bool cairn_cluster_job_shards_init(struct cairn_cluster_job *job, uint32_t shard_room);
+bool coord_job_shards_init(struct coord_job *job, uint32_t shard_room);
 /* A shard takes its place in the job, or (NULL) leaves a hole. */
-void cairn_cluster_job_set_seat(struct cairn_cluster_job *job, uint32_t shard,
-                                struct cairn_cluster_seat *seat);
+void coord_job_set_seat(struct coord_job *job, uint32_t shard, struct coord_seat *seat);
 /* Each shard of the job by its index: those of the layout in force and those that join. A shard that was
  * drained leaves a hole, which owns nothing and has no seat; it is passed over. */
-#define CAIRN_EACH_SHARD(job, i)                                                      \
-    for (uint32_t i = cairn_cluster_job_shard_from((job), 0); i < (job)->shard_count; \
-         i = cairn_cluster_job_shard_from((job), i + 1))
+#define CAIRN_EACH_SHARD(job, i)                                              \
+    for (uint32_t i = coord_job_shard_from((job), 0); i < (job)->shard_count; \
+         i = coord_job_shard_from((job), i + 1))
 /* The first that has a seat, from `index` on; shard_count: there is none. */
-uint32_t cairn_cluster_job_shard_from(const struct cairn_cluster_job *job, uint32_t index);
+uint32_t coord_job_shard_from(const struct coord_job *job, uint32_t index);
 /* A bit for each hole among the first shard_count shards (server/core/holes.h), malloc'ed. NULL: no
  * memory. */
-uint8_t *cairn_cluster_holes(const struct cairn_cluster_job *job, uint32_t shard_count);
+uint8_t *coord_holes(const struct coord_job *job, uint32_t shard_count);
 /* The layout in force has that shard: rounds count on it. */
-bool cairn_cluster_job_in_force(const struct cairn_cluster_job *job, uint32_t shard);
+bool coord_job_in_force(const struct coord_job *job, uint32_t shard);
 
 /* NULL: there is none. */
-struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name);
-struct cairn_cluster_job *cairn_cluster_job_by_id(const struct cairn_cluster *cluster, uint64_t id);
+struct coord_job *coord_job_find(struct coord *cluster, const char *name);
+struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id);
 /* Into the list of the cluster's jobs, and out of it. */
-void cairn_cluster_job_link(struct cairn_cluster_job *job);
-void cairn_cluster_job_unlink(struct cairn_cluster_job *job);
-const char *cairn_cluster_job_state_name(const struct cairn_cluster_job *job);
-struct cairn_version cairn_cluster_job_version(const struct cairn_cluster_job *job);
+void coord_job_link(struct coord_job *job);
+void coord_job_unlink(struct coord_job *job);
+const char *coord_job_state_name(const struct coord_job *job);
+struct cairn_version coord_job_version(const struct coord_job *job);
 /* LOST, and a restore alone ends it. */
-bool cairn_cluster_job_dead(const struct cairn_cluster_job *job);
-struct cairn_cluster_member *cairn_cluster_job_member(struct cairn_cluster_job *job, uint64_t id);
+bool coord_job_dead(const struct coord_job *job);
+struct coord_member *coord_job_member(struct coord_job *job, uint64_t id);
 /* The job has a part on that seat, or is to have one. */
-bool cairn_cluster_job_has_seat(const struct cairn_cluster_job *job,
-                                const struct cairn_cluster_seat *seat);
+bool coord_job_has_seat(const struct coord_job *job, const struct coord_seat *seat);
 /* A layout is on its way or not settled: what needs one that stands still waits. */
-bool cairn_cluster_job_moves(const struct cairn_cluster_job *job);
+bool coord_job_moves(const struct coord_job *job);
 /* In what the newest version is published when the next layout is in force, which it is to be at `now`:
  * *shards_out of its shards; NULL: that one itself. Borrowed. */
-struct cairn_packed *cairn_cluster_job_before_next(const struct cairn_cluster_job *job,
-                                                   struct cairn_version now, uint32_t *shards_out);
-bool cairn_cluster_job_shards_up(const struct cairn_cluster_job *job);
+struct cairn_packed *coord_job_before_next(const struct coord_job *job, struct cairn_version now,
+                                           uint32_t *shards_out);
+bool coord_job_shards_up(const struct coord_job *job);
 /* The shard is back: has it another address than the members were told? Notes the present one. */
-bool cairn_cluster_job_shard_moved(struct cairn_cluster_job_shard *shard);
+bool coord_job_shard_moved(struct coord_job_shard *shard);
 
 /* To all shards of the layout in force that are up. */
-void cairn_cluster_job_send_all(struct cairn_cluster_job *job, uint16_t type,
-                                const ProtobufCMessage *message);
+void coord_job_send_all(struct coord_job *job, uint16_t type, const ProtobufCMessage *message);
 /* JobDrop, whose Done nobody waits for. */
-void cairn_cluster_job_send_drop(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                                 uint64_t job_id);
+void coord_job_send_drop(struct coord *cluster, struct coord_seat *seat, uint64_t job_id);
 /* Where the shards are, as messages; the addresses are borrowed from the seats. */
-struct cairn_cluster_shard_infos {
+struct coord_shard_infos {
     Cairn__ShardInfo *infos; /* owned, [shard_count], by index */
     Cairn__ShardInfo **list; /* owned, [count], without holes */
     size_t count;
 };
 /* Lists the shards whose index is below shard_count. False: no memory. */
-bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
-                                    const struct cairn_cluster_job *job, uint32_t shard_count);
-void cairn_cluster_shard_infos_release(struct cairn_cluster_shard_infos *infos);
+bool coord_shard_infos_init(struct coord_shard_infos *infos, const struct coord_job *job,
+                            uint32_t shard_count);
+void coord_shard_infos_release(struct coord_shard_infos *infos);
 
 /* ==== member ==== */
 
 /* A worker or reader and a job. Owned by its session. A request that waits is its request id; 0 = none: one
  * slot each, so that a peer cannot pile them up. */
 
-enum cairn_cluster_member_phase {
+enum coord_member_phase {
     CAIRN_MEMBER_PAGES,    /* its spec is on its way */
     CAIRN_MEMBER_JUDGED,   /* a thread reads its spec, or compares it with the job's */
     CAIRN_MEMBER_WAITING,  /* for the job to be made or restored */
@@ -356,84 +348,82 @@ enum cairn_cluster_member_phase {
     CAIRN_MEMBER_ATTACHED, /* a worker: known to the core */
 };
 
-struct cairn_cluster_member {
-    struct cairn_cluster_member *next_of_session, *next_of_job, *next_of_bucket;
-    struct cairn_cluster_session *session;
-    struct cairn_cluster_job *job; /* while JOINING or ATTACHED */
-    enum cairn_cluster_member_phase phase;
+struct coord_member {
+    struct coord_member *next_of_session, *next_of_job, *next_of_bucket;
+    struct coord_session *session;
+    struct coord_job *job; /* while JOINING or ATTACHED */
+    enum coord_member_phase phase;
     uint64_t id, token, job_id;
     uint32_t role, rank;
     char *job_name; /* owned */
     /* owned: [shard_count], enum member_known in members.c; tiles.known_to behind it */
     uint8_t *known_to;
     uint32_t open_request, begin_request;
-    uint64_t attached_ms;         /* cairn_cluster_now_ms; of one that is attached */
-    uint64_t attach;              /* of job->members.attaches: its own */
-    bool has_ended_round;         /* a round that it was in has ended, since it attached */
-    uint64_t opened_round;        /* the last that it was told of */
-    uint32_t in_flight;           /* bits of enum cairn_in_flight, of its last heartbeat */
-    struct cairn_step_ring times; /* of a worker */
-    uint64_t read_bytes;          /* of published memory, by itself: as it told last */
+    uint64_t attached_ms;   /* coord_now_ms; of one that is attached */
+    uint64_t attach;        /* of job->members.attaches: its own */
+    bool has_ended_round;   /* a round that it was in has ended, since it attached */
+    uint64_t opened_round;  /* the last that it was told of */
+    uint32_t in_flight;     /* bits of enum cairn_in_flight, of its last heartbeat */
+    struct step_ring times; /* of a worker */
+    uint64_t read_bytes;    /* of published memory, by itself: as it told last */
     /* each is its module's own */
-    struct cairn_cluster_opening opening;
-    struct cairn_cluster_member_tiles tiles;
-    struct cairn_cluster_pause pause;
-    struct cairn_cluster_member_init init;
-    struct cairn_cluster_write write;
-    struct cairn_cluster_amend_wait amend;
-    struct cairn_cluster_commits commits;
-    struct cairn_cluster_version_waits waits;
+    struct coord_opening opening;
+    struct coord_member_tiles tiles;
+    struct coord_pause pause;
+    struct coord_member_init init;
+    struct coord_write write;
+    struct coord_amend_wait amend;
+    struct coord_commits commits;
+    struct coord_version_waits waits;
 };
 
 /* ==== jobs ==== */
 
 /* Jobs are made, found again after a start, and dropped. */
 
-struct cairn_stored_job;
+struct stored_job;
 
 #define CAIRN_JOBS_MAX 1024
 
 /* A row of the store becomes a job; or all rows do. */
-cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
-                                    const struct cairn_stored_job *row, struct cairn_sentence *why);
-cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why);
+cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
+                            struct cairn_sentence *why);
+cairn_status coord_jobs_load(struct coord *cluster, struct cairn_sentence *why);
 /* Begins to make the job that `packed` is the spec of: a thread plans it, the shards make room,
  * and it is stored. Members that wait for the job then hear of it. `generation` is explained in
  * job.h; `maker` is the session that wants the job. CAIRN_ERR_REFUSED,
  * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: nothing was begun. */
-CAIRN_MUST_CHECK cairn_status cairn_cluster_job_create(
-    struct cairn_cluster *cluster, const struct cairn_job_spec_data *spec, uint64_t generation,
-    struct cairn_packed *packed, const char *maker, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status coord_job_create(struct coord *cluster,
+                                               const struct cairn_job_spec_data *spec,
+                                               uint64_t generation, struct cairn_packed *packed,
+                                               const char *maker, struct cairn_sentence *why);
 /* A thread plans a job of that name. */
-bool cairn_cluster_job_planning(const struct cairn_cluster *cluster, const char *name);
+bool coord_job_planning(const struct coord *cluster, const char *name);
 /* Takes the job out of the store, then frees it here and on its shards; until then it is CREATING. Its
  * members must be gone. */
-void cairn_cluster_job_drop(struct cairn_cluster_job *job);
-void cairn_cluster_job_free(struct cairn_cluster_job *job);
+void coord_job_drop(struct coord_job *job);
+void coord_job_free(struct coord_job *job);
 /* A spec or a layout that nobody could take is refused before it is stored: CAIRN_ERR_INVALID. */
-CAIRN_MUST_CHECK cairn_status cairn_cluster_judge_packed(const char *job,
-                                                         const struct cairn_packed *packed,
-                                                         struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status coord_judge_packed(const char *job, const struct cairn_packed *packed,
+                                                 struct cairn_sentence *why);
 /* A job that nobody knows yet, over as many shards as `shards` of the configuration says, and as many more as
  * are here and see the snapshots. */
-struct cairn_cluster_draft {
-    struct cairn_cluster_job *job; /* owned; NULL: there is none */
+struct coord_draft {
+    struct coord_job *job; /* owned; NULL: there is none */
     uint32_t shard_count;
 };
 /* Opens a draft of a job that is to be restored, over all shards that fit. False: no memory. */
-bool cairn_cluster_draft_open(struct cairn_cluster_draft *draft, struct cairn_cluster *cluster,
-                              const struct cairn_job_spec_data *spec);
+bool coord_draft_open(struct coord_draft *draft, struct coord *cluster,
+                      const struct cairn_job_spec_data *spec);
 /* Spec and layout. Any thread: a million tensors take seconds. */
-cairn_status cairn_cluster_draft_plan(struct cairn_cluster_draft *draft,
-                                      const struct cairn_job_spec_data *spec,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_draft_plan(struct coord_draft *draft, const struct cairn_job_spec_data *spec,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Its shards: the job is the caller's. CAIRN_ERR_NOT_READY: there are not so many, or not any more. */
-cairn_status cairn_cluster_draft_take(struct cairn_cluster_draft *draft,
-                                      struct cairn_cluster_job **job_out,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_cluster_draft_close(struct cairn_cluster_draft *draft);
+cairn_status coord_draft_take(struct coord_draft *draft, struct coord_job **job_out,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void coord_draft_close(struct coord_draft *draft);
 /* The fields of a JobCreate message. */
-struct cairn_cluster_job_load {
+struct coord_job_load {
     bool extend; /* made of the part that the shard has */
     bool joins;  /* a part that owns nothing, of a job that goes on */
     const char *snapshot_path;
@@ -442,22 +432,20 @@ struct cairn_cluster_job_load {
     const struct cairn_decision *last; /* may be NULL */
 };
 /* JobCreate and its pages to all shards of the job. Asks them with the gather, which the caller starts. */
-void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
-                                   const struct cairn_cluster_job_load *load,
-                                   struct cairn_cluster_gather *gather);
+void coord_job_send_create(struct coord_job *job, const struct coord_job_load *load,
+                           struct coord_gather *gather);
 /* The same to one shard, of that index and in that layout. */
-void cairn_cluster_job_ask_create(const struct cairn_cluster_job *job,
-                                  const struct cairn_cluster_job_load *load, uint32_t shard,
-                                  struct cairn_cluster_seat *seat, struct cairn_packed *layout,
-                                  struct cairn_cluster_gather *gather);
+void coord_job_ask_create(const struct coord_job *job, const struct coord_job_load *load,
+                          uint32_t shard, struct coord_seat *seat, struct cairn_packed *layout,
+                          struct coord_gather *gather);
 /* All shards have made their part: is each still the process that did? CAIRN_ERR_CLOSED: `why` says which is
  * not. */
-cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
-                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_job_judge_shards(const struct coord_job *job,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* parts.c: cairn_cluster_core_open with the hands that do what it says. */
-cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* parts.c: coord_core_open with the hands that do what it says. */
+cairn_status coord_job_core_open(struct coord_job *job,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== bytes ==== */
 
@@ -467,72 +455,68 @@ cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job,
 #define CAIRN_BYTES_WORKERS_SHOWN 64
 #define CAIRN_MEMORY_TOLD_MAX     1024 /* jobs of a shard */
 
-struct cairn_bytes_view {
+struct bytes_view {
     size_t count; /* the first is of all members, then workers by rank */
     Cairn__BytesTold told[1 + CAIRN_BYTES_WORKERS_SHOWN];
     Cairn__BytesTold *list[1 + CAIRN_BYTES_WORKERS_SHOWN];
 };
 
 /* Keeps what the seat's shard told, instead of what it told before; without memory nothing. */
-void cairn_cluster_bytes_take(struct cairn_cluster_seat *seat, const Cairn__Heartbeat *message);
+void coord_bytes_take(struct coord_seat *seat, const Cairn__Heartbeat *message);
 /* Notes how much a worker or reader says that it has read by itself. The count never goes down. */
-void cairn_cluster_bytes_read(struct cairn_cluster_member *member, uint64_t bytes);
+void coord_bytes_read(struct coord_member *member, uint64_t bytes);
 /* Adds up what the job's shards and members told last; of all members is returned. Borrows itself: do not
  * move it. */
-const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *job,
-                                               struct cairn_bytes_view *out);
+const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes_view *out);
 
-struct cairn_memory_view {
+struct memory_view {
     Cairn__MemoryTold *told;  /* owned: [seat_count] of the job, by index */
     Cairn__MemoryTold **list; /* owned: [seat_count], to these */
     size_t count;             /* 0: no memory */
     uint64_t sum;
 };
 /* Lists the memory that the job's shards told last. The names are borrowed; the list is released
- * with cairn_cluster_memory_release. */
-void cairn_cluster_memory_of(const struct cairn_cluster_job *job, struct cairn_memory_view *out);
-void cairn_cluster_memory_release(struct cairn_memory_view *view);
+ * with coord_memory_release. */
+void coord_memory_of(const struct coord_job *job, struct memory_view *out);
+void coord_memory_release(struct memory_view *view);
 
 /* ==== missed ==== */
 
 /* How many steps passed a job's tensors by (server/core/decision.h), where its tensors become others. */
 
-struct cairn_cluster_job;
+struct coord_job;
 
 /* Moves what the tensors of a new job missed before its first step out of its spec and into a
  * payload for its shards: *payload_out is malloc'ed, *bytes_out long; NULL and 0 if nothing was
  * missed. CAIRN_ERR_INVALID: the tensors stand at more different counts than can be told.
  * CAIRN_ERR_NO_MEMORY. Any thread. */
-cairn_status cairn_cluster_missed_begin(struct cairn_job_spec_data *spec, uint8_t **payload_out,
-                                        size_t *bytes_out,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_missed_begin(struct cairn_job_spec_data *spec, uint8_t **payload_out,
+                                size_t *bytes_out, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The last decision of the job, `last`, gets a payload for a next generation with the tensors of
  * `next`: *payload_out, malloc'ed. A tensor that was not trained so far has missed all steps.
  * CAIRN_ERR_INVALID: tensors would stand at more counts than can be told. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_cluster_missed_extend(const struct cairn_cluster_job *job,
-                                         const struct cairn_job_spec_data *next,
-                                         struct cairn_decision *last, uint8_t **payload_out,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_missed_extend(const struct coord_job *job,
+                                 const struct cairn_job_spec_data *next,
+                                 struct cairn_decision *last, uint8_t **payload_out,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Checks an amendment of the job to the groups and tensors of `next`. It fails as
- * cairn_cluster_missed_extend does. */
-cairn_status cairn_cluster_missed_judge(const struct cairn_cluster_job *job,
-                                        const struct cairn_job_spec_data *next,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+ * coord_missed_extend does. */
+cairn_status coord_missed_judge(const struct coord_job *job, const struct cairn_job_spec_data *next,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== parts ==== */
 
 /* The parts of jobs, while shards come and go. */
 
 /* The shard is there and says what it holds (held), or it is gone. */
-void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                                Cairn__HeldJob *const *held, size_t held_count);
-void cairn_cluster_jobs_seat_down(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
+void coord_jobs_seat_up(struct coord *cluster, struct coord_seat *seat, Cairn__HeldJob *const *held,
+                        size_t held_count);
+void coord_jobs_seat_down(struct coord *cluster, struct coord_seat *seat);
 /* A shard, or a member ("worker"), has seen that epoch of the job. If our store does not know of it, that is
  * an older copy, and nothing is done with the job. */
-void cairn_cluster_job_seen(struct cairn_cluster_job *job, const char *kind, const char *name,
-                            uint64_t epoch);
+void coord_job_seen(struct coord_job *job, const char *kind, const char *name, uint64_t epoch);
 /* A part that is missing for too long makes its job LOST, until it is back. */
-void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job);
+void coord_job_parts_tick(struct coord_job *job);
 
 /* ==== first ==== */
 
@@ -541,47 +525,45 @@ void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job);
 
 /* False: the folder is being looked at, on another thread; the openers are looked at again then. A folder
  * that cannot be read, or hangs, does not hold a job up: it begins with generation 1, with a warning. */
-bool cairn_cluster_first_generation(struct cairn_cluster *cluster, const char *job, uint64_t *out);
+bool coord_first_generation(struct coord *cluster, const char *job, uint64_t *out);
 /* Looks that take too long end. */
-void cairn_cluster_first_tick(struct cairn_cluster *cluster);
+void coord_first_tick(struct coord *cluster);
 
 /* ==== settings ==== */
 
 /* Settings of an amendment, or of a job that is made of a snapshot (proto/spec/settings.h). */
 
 /* Who asks: it says which ways are open. */
-enum cairn_settings_way {
+enum settings_way {
     CAIRN_SETTINGS_AMEND, /* the job goes on: what takes a new job is refused, with its command */
     CAIRN_SETTINGS_CREATE
 };
 /* Does to `next`, a copy of what the job is or of what the snapshot says, what the settings say; canonical
  * after it. Not judged as a whole. *reopens_out is set if a new generation is needed, else left. */
-cairn_status cairn_cluster_settings_apply(struct cairn_job_spec_data *next,
-                                          Cairn__Setting *const *settings, size_t count,
-                                          enum cairn_settings_way way, bool *reopens_out,
-                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_settings_apply(struct cairn_job_spec_data *next, Cairn__Setting *const *settings,
+                                  size_t count, enum settings_way way, bool *reopens_out,
+                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The planes of the groups' tensors stand on the shards, or in the snapshot: they are the same. */
-cairn_status cairn_cluster_settings_judge_planes(const struct cairn_job_spec_data *was,
-                                                 const struct cairn_job_spec_data *next,
-                                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_settings_judge_planes(const struct cairn_job_spec_data *was,
+                                         const struct cairn_job_spec_data *next,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Adapts the payload of the job's last decision to other terms: a loss scale that is set begins
  * anew, and a trainer's state stays, if the terms have room for it (else CAIRN_ERR_INVALID). The
  * payload of `last` is replaced by *owned_out (malloc'd, the caller's), or stays if that is
  * NULL. */
-cairn_status cairn_cluster_settings_payload(const struct cairn_job_spec_data *was,
-                                            const struct cairn_job_spec_data *next,
-                                            struct cairn_decision *last, uint8_t **owned_out,
-                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_settings_payload(const struct cairn_job_spec_data *was,
+                                    const struct cairn_job_spec_data *next,
+                                    struct cairn_decision *last, uint8_t **owned_out,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== drop ==== */
 
 /* A job is dropped by the operator's word. */
 
-void cairn_cluster_job_remove(struct cairn_cluster_session *session, uint32_t request,
-                              const Cairn__JobRemove *message);
-void cairn_cluster_drops_forget(struct cairn_cluster *cluster,
-                                const struct cairn_cluster_session *session);
+void coord_job_remove(struct coord_session *session, uint32_t request,
+                      const Cairn__JobRemove *message);
+void coord_drops_forget(struct coord *cluster, const struct coord_session *session);
 /* Behind the sessions and the saves: nothing comes back to those that are left. */
-void cairn_cluster_drops_close(struct cairn_cluster *cluster);
+void coord_drops_close(struct coord *cluster);
 
 #endif

@@ -19,7 +19,7 @@
 
 static void free_body(void *arg)
 {
-    struct cairn_cluster_job *job = arg;
+    struct coord_job *job = arg;
     cairn_spec_release(&job->spec);
     cairn_layout_close(job->layout);
     cairn_packed_release(job->planned.spec);
@@ -30,58 +30,57 @@ static void free_body(void *arg)
     free(job);
 }
 
-void cairn_cluster_job_free(struct cairn_cluster_job *job)
+void coord_job_free(struct coord_job *job)
 {
-    while (job->members.list != NULL) cairn_cluster_member_free(job->members.list);
-    cairn_cluster_relapses_release(job);
-    cairn_cluster_job_core_close(job);
-    cairn_cluster_groups_free(job);
-    cairn_cluster_tiles_release(job);
-    cairn_cluster_extension_release(job);
-    cairn_cluster_park_release(job);
-    cairn_cluster_reshard_release(job);
-    cairn_cluster_amending_free(job->amends.amending);
-    cairn_cluster_waiters_fail(&job->amends.waiters, CAIRN_ERR_CLOSED,
-                               "the job is another one now");
-    cairn_cluster_free_by(job->cluster, free_body, job,
-                          job->planned.spec != NULL ? job->planned.spec->size : 0);
+    while (job->members.list != NULL) coord_member_free(job->members.list);
+    coord_relapses_release(job);
+    coord_job_core_close(job);
+    coord_groups_free(job);
+    coord_tiles_release(job);
+    coord_extension_release(job);
+    coord_park_release(job);
+    coord_reshard_release(job);
+    coord_amending_free(job->amends.amending);
+    coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_CLOSED, "the job is another one now");
+    coord_free_by(job->cluster, free_body, job,
+                  job->planned.spec != NULL ? job->planned.spec->size : 0);
 }
 
-static void forget(struct cairn_cluster_job *job)
+static void forget(struct coord_job *job)
 {
-    struct cairn_cluster *cluster = job->cluster;
-    CAIRN_EACH_SHARD (job, i) cairn_cluster_job_send_drop(cluster, job->shards[i].seat, job->id);
-    cairn_cluster_job_unlink(job);
-    cairn_cluster_job_free(job);
-    cairn_cluster_openings_advance(cluster);
+    struct coord *cluster = job->cluster;
+    CAIRN_EACH_SHARD (job, i) coord_job_send_drop(cluster, job->shards[i].seat, job->id);
+    coord_job_unlink(job);
+    coord_job_free(job);
+    coord_openings_advance(cluster);
 }
 
-static void on_part_dropped(const struct cairn_cluster_saved *saved)
+static void on_part_dropped(const struct coord_saved *saved)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
     if (saved->status != CAIRN_OK)
         cairn_log_error("job %s: %s", job->spec.name, saved->why);
     else
-        cairn_cluster_dropped_add(job->cluster, job->id);
+        coord_dropped_add(job->cluster, job->id);
     forget(job);
 }
 
-void cairn_cluster_job_drop(struct cairn_cluster_job *job)
+void coord_job_drop(struct coord_job *job)
 {
     struct cairn_sentence why;
     job->state = CAIRN_CLUSTER_JOB_CREATING;
     job->dropping = true;
-    cairn_cluster_job_core_close(job);
-    cairn_cluster_reshard_close(job);
-    if (!job->stored || cairn_cluster_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_part_dropped,
-                                               &why) != CAIRN_OK)
+    coord_job_core_close(job);
+    coord_reshard_close(job);
+    if (!job->stored ||
+        coord_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_part_dropped, &why) != CAIRN_OK)
         forget(job);
 }
 
 /* ---- the shards of a new one ---- */
 
 /* Once for each layout: of a million tensors it takes 0.1 s. NULL: no memory. */
-static const uint64_t *count_shard_bytes(struct cairn_cluster_job *job)
+static const uint64_t *count_shard_bytes(struct coord_job *job)
 {
     uint64_t *bytes = job->planned.shard_bytes;
     if (bytes != NULL) return bytes;
@@ -96,11 +95,10 @@ static const uint64_t *count_shard_bytes(struct cairn_cluster_job *job)
 }
 
 /* Bytes of state that other jobs have planned onto each seat, whether they are there yet or not. */
-static bool weigh_seats(const struct cairn_cluster_job *body)
+static bool weigh_seats(const struct coord_job *body)
 {
-    for (struct cairn_cluster_seat *s = body->cluster->seats; s != NULL; s = s->next)
-        s->planned_bytes = 0;
-    for (struct cairn_cluster_job *j = body->cluster->jobs; j != NULL; j = j->next) {
+    for (struct coord_seat *s = body->cluster->seats; s != NULL; s = s->next) s->planned_bytes = 0;
+    for (struct coord_job *j = body->cluster->jobs; j != NULL; j = j->next) {
         if (strcmp(j->spec.name, body->spec.name) == 0) continue; // it is replaced by a restore
         const uint64_t *bytes = count_shard_bytes(j);
         if (bytes == NULL) return false;
@@ -111,10 +109,10 @@ static bool weigh_seats(const struct cairn_cluster_job *body)
 }
 
 /* The one that the job can lie on, then the one that can save and load snapshots, then the less loaded. */
-static bool is_better(const struct cairn_cluster_seat *a, const struct cairn_cluster_seat *b,
+static bool is_better(const struct coord_seat *a, const struct coord_seat *b,
                       const struct cairn_job_spec_data *spec)
 {
-    const bool a_fits = cairn_cluster_seat_fits(a, spec), b_fits = cairn_cluster_seat_fits(b, spec);
+    const bool a_fits = coord_seat_fits(a, spec), b_fits = coord_seat_fits(b, spec);
     if (a_fits != b_fits) return a_fits;
     const bool a_sees = a->storage.text[0] == '\0', b_sees = b->storage.text[0] == '\0';
     return a_sees != b_sees ? a_sees : a->planned_bytes < b->planned_bytes;
@@ -124,30 +122,28 @@ static bool is_better(const struct cairn_cluster_seat *a, const struct cairn_clu
  * least loaded ones, by name where they are equal. A new job comes to an unfit one, too, where there is no
  * other, and is refused there with what is wrong; one that is restored waits.
  * CAIRN_ERR_NOT_READY: there are not so many. CAIRN_ERR_NO_MEMORY. */
-static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_count,
-                                  bool restores)
+static cairn_status choose_shards(struct coord_job *job, uint32_t shard_count, bool restores)
 {
-    struct cairn_cluster_seat *seats[CAIRN_SEATS_MAX];
+    struct coord_seat *seats[CAIRN_SEATS_MAX];
     uint32_t count = 0;
-    if (!cairn_cluster_job_shards_init(job, shard_count + CAIRN_JOB_JOINS_MAX) || !weigh_seats(job))
+    if (!coord_job_shards_init(job, shard_count + CAIRN_JOB_JOINS_MAX) || !weigh_seats(job))
         return CAIRN_ERR_NO_MEMORY;
-    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
-        const bool takes = restores ? cairn_cluster_seat_fits(s, &job->spec)
-                                    : cairn_cluster_seat_stays(s) && !cairn_cluster_seat_apart(s);
+    for (struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+        const bool takes = restores ? coord_seat_fits(s, &job->spec)
+                                    : coord_seat_stays(s) && !coord_seat_apart(s);
         if (!takes || count == CAIRN_SEATS_MAX) continue;
         uint32_t place = count++;
         for (; place > 0 && is_better(s, seats[place - 1], &job->spec); place--)
             seats[place] = seats[place - 1];
         seats[place] = s;
     }
-    for (uint32_t i = 0; i < shard_count && i < count; i++)
-        cairn_cluster_job_set_seat(job, i, seats[i]);
+    for (uint32_t i = 0; i < shard_count && i < count; i++) coord_job_set_seat(job, i, seats[i]);
     return count >= shard_count ? CAIRN_OK : CAIRN_ERR_NOT_READY;
 }
 
 /* ---- making one ---- */
 
-static cairn_status plan_layout(struct cairn_cluster_job *job, uint32_t shard_count)
+static cairn_status plan_layout(struct coord_job *job, uint32_t shard_count)
 {
     struct cairn_plan_report report;
     const cairn_status status = cairn_plan_job(&job->spec, shard_count, &job->layout, &report);
@@ -158,8 +154,8 @@ static cairn_status plan_layout(struct cairn_cluster_job *job, uint32_t shard_co
                                                                          : CAIRN_ERR_NO_MEMORY;
 }
 
-cairn_status cairn_cluster_judge_packed(const char *job, const struct cairn_packed *packed,
-                                        struct cairn_sentence *why)
+cairn_status coord_judge_packed(const char *job, const struct cairn_packed *packed,
+                                struct cairn_sentence *why)
 {
     if (packed->size <= CAIRN_PAGED_BYTES_MAX) return CAIRN_OK;
     return cairn_fail(
@@ -169,18 +165,18 @@ cairn_status cairn_cluster_judge_packed(const char *job, const struct cairn_pack
         job, packed->size, CAIRN_PAGED_BYTES_MAX);
 }
 
-static uint32_t count_wanted(struct cairn_cluster *cluster, const struct cairn_job_spec_data *spec,
+static uint32_t count_wanted(struct coord *cluster, const struct cairn_job_spec_data *spec,
                              const char *name, bool all)
 {
-    const struct cairn_cluster_job *before = cairn_cluster_job_find(cluster, name);
+    const struct coord_job *before = coord_job_find(cluster, name);
     const uint32_t least = before == NULL ? (uint32_t)cluster->options->shards
-                                          : cairn_cluster_recovery_shards(before);
-    const uint32_t here = cairn_cluster_seats_staying(cluster, spec, true);
+                                          : coord_recovery_shards(before);
+    const uint32_t here = coord_seats_staying(cluster, spec, true);
     return all && here > least ? here : least;
 }
 
 /* Who opens the job later does not have to say where it began: it is taken for a former spec. */
-static cairn_status begin_at_first_step(struct cairn_cluster_job *job)
+static cairn_status begin_at_first_step(struct coord_job *job)
 {
     uint8_t hash[32];
     const uint64_t first_step = job->spec.first_step;
@@ -194,9 +190,9 @@ static cairn_status begin_at_first_step(struct cairn_cluster_job *job)
                : cairn_spec_add_former(&job->spec, hash);
 }
 
-static struct cairn_cluster_job *new_job(struct cairn_cluster *cluster)
+static struct coord_job *new_job(struct coord *cluster)
 {
-    struct cairn_cluster_job *job = calloc(1, sizeof *job);
+    struct coord_job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
     job->cluster = cluster;
     job->state = CAIRN_CLUSTER_JOB_CREATING;
@@ -209,11 +205,11 @@ static struct cairn_cluster_job *new_job(struct cairn_cluster *cluster)
 
 /* Makes all of a job but its shards, from its spec. This takes long for many tensors, so it may
  * run on any thread. */
-static cairn_status plan_body(struct cairn_cluster_job *job, uint32_t shard_count,
+static cairn_status plan_body(struct coord_job *job, uint32_t shard_count,
                               struct cairn_sentence *why)
 {
-    cairn_status status = cairn_cluster_missed_begin(&job->spec, &job->init.payload,
-                                                     &job->init.payload_bytes, why);
+    cairn_status status = coord_missed_begin(&job->spec, &job->init.payload,
+                                             &job->init.payload_bytes, why);
     if (status != CAIRN_OK) return status;
     status = begin_at_first_step(job);
     if (status == CAIRN_OK) {
@@ -222,23 +218,23 @@ static cairn_status plan_body(struct cairn_cluster_job *job, uint32_t shard_coun
     }
     if (status == CAIRN_OK) status = plan_layout(job, shard_count);
     if (status == CAIRN_OK) {
-        status = cairn_cluster_terms_make(&job->spec, &job->rounds.terms, why);
+        status = coord_terms_make(&job->spec, &job->rounds.terms, why);
         if (status != CAIRN_OK) return status;
     }
     if (status != CAIRN_OK)
         return cairn_fail(why, status, "planning job %s: %s", job->spec.name,
                           cairn_status_text((int)status));
-    return cairn_cluster_judge_packed(job->spec.name, job->planned.layout, why);
+    return coord_judge_packed(job->spec.name, job->planned.layout, why);
 }
 
 /* CAIRN_ERR_NOT_READY: shards went meanwhile. */
-static cairn_status seat_body(struct cairn_cluster_job *job, uint32_t shard_count, bool restores,
+static cairn_status seat_body(struct coord_job *job, uint32_t shard_count, bool restores,
                               struct cairn_sentence *why)
 {
     const cairn_status status = choose_shards(job, shard_count, restores);
     if (status == CAIRN_ERR_NOT_READY) {
-        const uint32_t up = cairn_cluster_seats_up(job->cluster),
-                       fit = cairn_cluster_seats_staying(job->cluster, &job->spec, false);
+        const uint32_t up = coord_seats_up(job->cluster),
+                       fit = coord_seats_staying(job->cluster, &job->spec, false);
         cairn_sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count,
                            up);
         if (fit < up)
@@ -251,17 +247,16 @@ static cairn_status seat_body(struct cairn_cluster_job *job, uint32_t shard_coun
     return status == CAIRN_OK ? status : cairn_fail(why, status, "no memory to plan a job");
 }
 
-bool cairn_cluster_draft_open(struct cairn_cluster_draft *draft, struct cairn_cluster *cluster,
-                              const struct cairn_job_spec_data *spec)
+bool coord_draft_open(struct coord_draft *draft, struct coord *cluster,
+                      const struct cairn_job_spec_data *spec)
 {
     draft->job = new_job(cluster);
     draft->shard_count = count_wanted(cluster, spec, spec->name, true);
     return draft->job != NULL;
 }
 
-cairn_status cairn_cluster_draft_plan(struct cairn_cluster_draft *draft,
-                                      const struct cairn_job_spec_data *spec,
-                                      struct cairn_sentence *why)
+cairn_status coord_draft_plan(struct coord_draft *draft, const struct cairn_job_spec_data *spec,
+                              struct cairn_sentence *why)
 {
     const cairn_status status = cairn_spec_copy(spec, &draft->job->spec);
     if (status != CAIRN_OK)
@@ -271,9 +266,8 @@ cairn_status cairn_cluster_draft_plan(struct cairn_cluster_draft *draft,
     return plan_body(draft->job, draft->shard_count, why);
 }
 
-cairn_status cairn_cluster_draft_take(struct cairn_cluster_draft *draft,
-                                      struct cairn_cluster_job **job_out,
-                                      struct cairn_sentence *why)
+cairn_status coord_draft_take(struct coord_draft *draft, struct coord_job **job_out,
+                              struct cairn_sentence *why)
 {
     const cairn_status status = seat_body(draft->job, draft->shard_count, true, why);
     if (status != CAIRN_OK) return status;
@@ -282,18 +276,17 @@ cairn_status cairn_cluster_draft_take(struct cairn_cluster_draft *draft,
     return CAIRN_OK;
 }
 
-void cairn_cluster_draft_close(struct cairn_cluster_draft *draft)
+void coord_draft_close(struct coord_draft *draft)
 {
-    if (draft->job != NULL) cairn_cluster_job_free(draft->job);
+    if (draft->job != NULL) coord_job_free(draft->job);
     draft->job = NULL;
 }
 
-void cairn_cluster_job_ask_create(const struct cairn_cluster_job *job,
-                                  const struct cairn_cluster_job_load *load, uint32_t shard,
-                                  struct cairn_cluster_seat *seat, struct cairn_packed *layout,
-                                  struct cairn_cluster_gather *gather)
+void coord_job_ask_create(const struct coord_job *job, const struct coord_job_load *load,
+                          uint32_t shard, struct coord_seat *seat, struct cairn_packed *layout,
+                          struct coord_gather *gather)
 {
-    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    const uint32_t request = coord_gather_ask(gather, seat);
     if (request == 0) return;
     Cairn__Decision last = CAIRN__DECISION__INIT;
     Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
@@ -311,33 +304,31 @@ void cairn_cluster_job_ask_create(const struct cairn_cluster_job *job,
     create.snapshot_path = (char *)(uintptr_t)(load->snapshot_path != NULL ? load->snapshot_path
                                                                            : "");
     if (load->last != NULL) {
-        cairn_cluster_decision_to_message(load->last, &last);
+        coord_decision_to_message(load->last, &last);
         create.last = &last;
     }
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
-    cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
-    cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, layout);
+    coord_session_send(seat->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
+    coord_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    coord_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, layout);
 }
 
-void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
-                                   const struct cairn_cluster_job_load *load,
-                                   struct cairn_cluster_gather *gather)
+void coord_job_send_create(struct coord_job *job, const struct coord_job_load *load,
+                           struct coord_gather *gather)
 {
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_cluster_job_shard *s = &job->shards[i];
+        struct coord_job_shard *s = &job->shards[i];
         if (s->seat->session != NULL) {
             s->incarnation = s->seat->incarnation;
             s->revision = job->spec.revision;
         }
-        cairn_cluster_job_ask_create(job, load, i, s->seat, job->planned.layout, gather);
+        coord_job_ask_create(job, load, i, s->seat, job->planned.layout, gather);
     }
 }
 
-cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
-                                            struct cairn_sentence *why)
+cairn_status coord_job_judge_shards(const struct coord_job *job, struct cairn_sentence *why)
 {
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_cluster_job_shard *s = &job->shards[i];
+        const struct coord_job_shard *s = &job->shards[i];
         if (s->seat->incarnation == s->incarnation) continue;
         return cairn_fail(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part",
                           s->seat->name);
@@ -346,103 +337,102 @@ cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
 }
 
 /* A job that nobody puts is sealed as soon as its shards are there. */
-static void begin_itself(struct cairn_cluster_job *job)
+static void begin_itself(struct coord_job *job)
 {
     job->init.seal_wanted = cairn_spec_initializes_itself(&job->spec);
-    cairn_cluster_job_try_seal(job);
+    coord_job_try_seal(job);
 }
 
-static void creation_failed(struct cairn_cluster_job *job, cairn_status status, const char *text)
+static void creation_failed(struct coord_job *job, cairn_status status, const char *text)
 {
-    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text);
+    log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text);
     // A shard that went away: the openers wait for the next one.
     if (status != CAIRN_ERR_CLOSED)
-        cairn_cluster_job_openers_fail(job->cluster, job->spec.name, status, text);
-    cairn_cluster_job_drop(job);
+        coord_job_openers_fail(job->cluster, job->spec.name, status, text);
+    coord_job_drop(job);
 }
 
 /* Durable: it is a job, if its shards are still the same. */
-static void on_stored(const struct cairn_cluster_saved *saved)
+static void on_stored(const struct coord_saved *saved)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
     struct cairn_sentence why;
     cairn_status status = saved->status;
     if (job == NULL || job->dropping) return;
     cairn_sentence_set(&why, "%s", saved->why);
-    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
     if (status == CAIRN_OK) {
         job->state = CAIRN_CLUSTER_JOB_INITIALIZING;
-        status = cairn_cluster_job_core_open(job, &why);
+        status = coord_job_core_open(job, &why);
     }
     if (status != CAIRN_OK) {
         creation_failed(job, status, why.text);
         return;
     }
-    cairn_cluster_terms_tell_all(job);
+    coord_terms_tell_all(job);
     begin_itself(job);
     cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
                    job->spec.name, job->spec.tensor_count, job->layout->shard_count,
                    job->planned.heaviest_over_mean);
-    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, job->made_by,
-                             "%zu tensors over %" PRIu32 " shards", job->spec.tensor_count,
-                             job->layout->shard_count);
-    cairn_cluster_openings_advance(saved->cluster);
+    coord_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, job->made_by,
+                     "%zu tensors over %" PRIu32 " shards", job->spec.tensor_count,
+                     job->layout->shard_count);
+    coord_openings_advance(saved->cluster);
 }
 
-static void on_created(struct cairn_cluster_job *job, const void *about, cairn_status status,
+static void on_created(struct coord_job *job, const void *about, cairn_status status,
                        const char *text)
 {
     struct cairn_sentence why;
     (void)about;
     if (job->dropping) return;
     cairn_sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
-    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
-    if (status == CAIRN_OK)
-        status = cairn_cluster_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
+    if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
+    if (status == CAIRN_OK) status = coord_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
     if (status != CAIRN_OK) creation_failed(job, status, why.text);
 }
 
 /* The plan is there: shards make room for the job. */
-static cairn_status begin_creation(struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status begin_creation(struct coord_job *job, struct cairn_sentence *why)
 {
     const struct cairn_decision last = { .kind = CAIRN_DECISION_NONE,
                                          .version_after = { job->generation, job->base_step },
                                          .payload = job->init.payload,
                                          .payload_bytes = job->init.payload_bytes };
-    const struct cairn_cluster_job_load load = { .version = last.version_after,
-                                                 .last = last.payload_bytes > 0 ? &last : NULL };
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_created, NULL, 0);
+    const struct coord_job_load load = { .version = last.version_after,
+                                         .last = last.payload_bytes > 0 ? &last : NULL };
+    struct coord_gather *gather = coord_gather_open_job(job, on_created, NULL, 0);
     if (gather == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-    cairn_cluster_job_send_create(job, &load, gather);
-    cairn_cluster_job_link(job);
-    cairn_cluster_gather_start(gather);
+    coord_job_send_create(job, &load, gather);
+    coord_job_link(job);
+    coord_gather_start(gather);
     return CAIRN_OK;
 }
 
 /* ---- planning, on a thread ---- */
 
-struct cairn_cluster_plan {
-    struct cairn_cluster_work work;
-    struct cairn_cluster_plan *next; /* of the cluster's */
-    char *name;                      /* owned */
-    struct cairn_packed *packed;     /* held */
-    struct cairn_cluster_job *job;   /* owned, in no list */
+struct coord_plan {
+    struct coord_work work;
+    struct coord_plan *next;     /* of the cluster's */
+    char *name;                  /* owned */
+    struct cairn_packed *packed; /* held */
+    struct coord_job *job;       /* owned, in no list */
     uint32_t shard_count;
     cairn_status status;
     struct cairn_sentence why;
 };
 
-bool cairn_cluster_job_planning(const struct cairn_cluster *cluster, const char *name)
+bool coord_job_planning(const struct coord *cluster, const char *name)
 {
-    const struct cairn_cluster_plan *plan = cluster->openings.plans;
+    const struct coord_plan *plan = cluster->openings.plans;
     while (plan != NULL && strcmp(plan->name, name) != 0) plan = plan->next;
     return plan != NULL;
 }
 
-static void run_plan(struct cairn_cluster_work *work)
+static void run_plan(struct coord_work *work)
 {
-    struct cairn_cluster_plan *plan = (struct cairn_cluster_plan *)work;
+    struct coord_plan *plan = (struct coord_plan *)work;
     const struct cairn_packed *packed = plan->packed;
     struct cairn_job_spec_data spec;
     plan->status = cairn_spec_unpack(packed->bytes, packed->size, cairn_optimizer_names(), &spec,
@@ -453,39 +443,39 @@ static void run_plan(struct cairn_cluster_work *work)
     plan->status = plan_body(plan->job, plan->shard_count, &plan->why);
 }
 
-static void plan_free(struct cairn_cluster_plan *plan)
+static void plan_free(struct coord_plan *plan)
 {
-    if (plan->job != NULL) cairn_cluster_job_free(plan->job);
+    if (plan->job != NULL) coord_job_free(plan->job);
     cairn_packed_release(plan->packed);
     free(plan->name);
     free(plan);
 }
 
-static void done_plan(struct cairn_cluster_work *work)
+static void done_plan(struct coord_work *work)
 {
-    struct cairn_cluster_plan *plan = (struct cairn_cluster_plan *)work;
-    struct cairn_cluster *cluster = work->cluster;
+    struct coord_plan *plan = (struct coord_plan *)work;
+    struct coord *cluster = work->cluster;
     struct cairn_sentence why = plan->why;
     cairn_status status = plan->status;
-    struct cairn_cluster_plan **at = &cluster->openings.plans;
+    struct coord_plan **at = &cluster->openings.plans;
     while (*at != plan) at = &(*at)->next;
     *at = plan->next;
-    if (!cluster->closing && cairn_cluster_job_find(cluster, plan->name) == NULL) {
+    if (!cluster->closing && coord_job_find(cluster, plan->name) == NULL) {
         if (status == CAIRN_OK) status = seat_body(plan->job, plan->shard_count, false, &why);
         if (status == CAIRN_OK) status = begin_creation(plan->job, &why);
         if (status == CAIRN_OK) plan->job = NULL; // it is the cluster's
         // A shard went meanwhile: the openers wait for the next one.
-        if (status != CAIRN_OK && cairn_cluster_seats_up(cluster) >= plan->shard_count)
-            cairn_cluster_job_openers_fail(cluster, plan->name, status, why.text);
+        if (status != CAIRN_OK && coord_seats_up(cluster) >= plan->shard_count)
+            coord_job_openers_fail(cluster, plan->name, status, why.text);
     }
     plan_free(plan);
-    if (!cluster->closing) cairn_cluster_openings_advance(cluster);
+    if (!cluster->closing) coord_openings_advance(cluster);
 }
 
-static cairn_status begin_plan(struct cairn_cluster *cluster, const char *name, uint64_t generation,
+static cairn_status begin_plan(struct coord *cluster, const char *name, uint64_t generation,
                                struct cairn_packed *packed, const char *maker)
 {
-    struct cairn_cluster_plan *plan = calloc(1, sizeof *plan);
+    struct coord_plan *plan = calloc(1, sizeof *plan);
     if (plan == NULL) return CAIRN_ERR_NO_MEMORY;
     plan->work.run = run_plan;
     plan->work.done = done_plan;
@@ -502,23 +492,21 @@ static cairn_status begin_plan(struct cairn_cluster *cluster, const char *name, 
     if (generation > 1) plan->job->origin = (struct cairn_origin) { generation, { 0, 0 } };
     plan->next = cluster->openings.plans;
     cluster->openings.plans = plan;
-    if (cairn_cluster_work_do(&plan->work, cluster, NULL, 0, packed->size)) return CAIRN_OK;
+    if (coord_work_do(&plan->work, cluster, NULL, 0, packed->size)) return CAIRN_OK;
     cluster->openings.plans = plan->next;
     plan_free(plan);
     return CAIRN_ERR_NO_MEMORY;
 }
 
-cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
-                                      const struct cairn_job_spec_data *spec, uint64_t generation,
-                                      struct cairn_packed *packed, const char *maker,
-                                      struct cairn_sentence *why)
+cairn_status coord_job_create(struct coord *cluster, const struct cairn_job_spec_data *spec,
+                              uint64_t generation, struct cairn_packed *packed, const char *maker,
+                              struct cairn_sentence *why)
 {
     const cairn_status usable = cairn_spec_check_usable(spec, why);
     if (usable != CAIRN_OK) return usable;
     size_t count = 0;
-    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) count++;
-    for (const struct cairn_cluster_plan *p = cluster->openings.plans; p != NULL; p = p->next)
-        count++;
+    for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) count++;
+    for (const struct coord_plan *p = cluster->openings.plans; p != NULL; p = p->next) count++;
     if (count >= CAIRN_JOBS_MAX) {
         return cairn_fail(why, CAIRN_ERR_REFUSED,
                           "there are %zu jobs, which are the most; `cairn job drop` takes one away",
@@ -532,34 +520,33 @@ cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
 /* ---- what the store knows ---- */
 
 /* The shards of the layout, and behind them those that a re-sharding is to bring. */
-static cairn_status fill_seats(struct cairn_cluster_job *job, const struct cairn_stored_job *row,
+static cairn_status fill_seats(struct coord_job *job, const struct stored_job *row,
                                struct cairn_sentence *why)
 {
-    struct cairn_cluster_reshard *reshard = &job->reshard;
+    struct coord_reshard *reshard = &job->reshard;
     reshard->running = row->weighed;
-    cairn_cluster_reshard_pace_begin(&reshard->pace, row->pause, 0);
+    coord_reshard_pace_begin(&reshard->pace, row->pause, 0);
     reshard->told.state = reshard->running ? CAIRN_RESHARD_MOVING : CAIRN_RESHARD_NONE;
     reshard->joiners = calloc((size_t)row->shard_count + 1, sizeof *reshard->joiners);
     if (reshard->joiners == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     for (uint32_t i = 0; i < row->shard_count; i++) {
         const bool is_hole = row->shards[i].name[0] == '\0';
         const double weight = row->shards[i].weight;
-        struct cairn_cluster_seat *seat =
-            is_hole ? NULL : cairn_cluster_seat_get(job->cluster, row->shards[i].name);
+        struct coord_seat *seat = is_hole ? NULL
+                                          : coord_seat_get(job->cluster, row->shards[i].name);
         if (seat == NULL && !is_hole) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
         if (i >= job->layout->shard_count) {
             if (seat != NULL && reshard->running)
-                reshard->joiners[reshard->joiner_count++] =
-                    (struct cairn_cluster_joiner) { seat, weight };
+                reshard->joiners[reshard->joiner_count++] = (struct coord_joiner) { seat, weight };
             continue;
         }
-        cairn_cluster_job_set_seat(job, i, seat);
+        coord_job_set_seat(job, i, seat);
         job->shards[i].weight = weight;
     }
     return CAIRN_OK;
 }
 
-static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_stored_job *row,
+static cairn_status fill_job(struct coord_job *job, const struct stored_job *row,
                              struct cairn_sentence *why)
 {
     struct cairn_sentence reason = { "" };
@@ -571,10 +558,9 @@ static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_s
     job->planned.layout = cairn_packed_copy(row->layout, row->layout_bytes);
     status = CAIRN_ERR_NO_MEMORY;
     if (job->planned.spec != NULL && job->planned.layout != NULL &&
-        cairn_cluster_job_shards_init(job, row->shard_count + CAIRN_JOB_JOINS_MAX))
+        coord_job_shards_init(job, row->shard_count + CAIRN_JOB_JOINS_MAX))
         status = cairn_plan_job_decode(&job->spec, row->layout, row->layout_bytes, &job->layout);
-    if (status == CAIRN_OK && row->layout_before_bytes > 0)
-        status = cairn_cluster_layouts_load(job, row);
+    if (status == CAIRN_OK && row->layout_before_bytes > 0) status = coord_layouts_load(job, row);
     if (status != CAIRN_OK) {
         return cairn_fail(why, status, "the stored layout of job %s: %s", row->name,
                           cairn_status_text((int)status));
@@ -588,10 +574,10 @@ static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_s
     return fill_seats(job, row, why);
 }
 
-cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
-                                    const struct cairn_stored_job *row, struct cairn_sentence *why)
+cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
+                            struct cairn_sentence *why)
 {
-    struct cairn_cluster_job *job = calloc(1, sizeof *job);
+    struct coord_job *job = calloc(1, sizeof *job);
     if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     cairn_spec_init(&job->spec);
     job->cluster = cluster;
@@ -608,14 +594,14 @@ cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
     job->state = row->initialized ? CAIRN_CLUSTER_JOB_RUNNING : CAIRN_CLUSTER_JOB_INITIALIZING;
     cairn_sentence_set(&job->rounds.epoch_reason, "the coordinator was started again");
     cairn_status status = fill_job(job, row, why);
-    if (status == CAIRN_OK) status = cairn_cluster_groups_doubt(job);
-    if (status == CAIRN_OK) status = cairn_cluster_job_core_open(job, why);
+    if (status == CAIRN_OK) status = coord_groups_doubt(job);
+    if (status == CAIRN_OK) status = coord_job_core_open(job, why);
     if (status != CAIRN_OK) {
-        cairn_cluster_job_free(job);
+        coord_job_free(job);
         return status;
     }
     job->init.seal_wanted = !job->initialized && cairn_spec_initializes_itself(&job->spec);
-    cairn_cluster_job_link(job);
+    coord_job_link(job);
     cairn_log_info("job %s: generation %" PRIu64 ", epoch %" PRIu64 ", waiting for %" PRIu32
                    " shard%s",
                    job->spec.name, job->generation, job->epoch, job->seat_count,
@@ -625,12 +611,12 @@ cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
 
 static cairn_status load_job(void *context, const void *row, struct cairn_sentence *why)
 {
-    return cairn_cluster_job_load(context, row, why);
+    return coord_job_load(context, row, why);
 }
 
-cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why)
+cairn_status coord_jobs_load(struct coord *cluster, struct cairn_sentence *why)
 {
-    return cairn_store_each(cluster->store, CAIRN_STORED_JOBS, load_job, cluster, why);
+    return store_each(cluster->store, CAIRN_STORED_JOBS, load_job, cluster, why);
 }
 
 /* ==== drop ==== */
@@ -641,10 +627,10 @@ cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn
 
 /* A job being dropped: the answer that the asker gets when the shards have given the memory
  * back. */
-struct cairn_cluster_drop {
-    struct cairn_cluster *cluster;
-    struct cairn_cluster_waiter *waiter;
-    struct cairn_cluster_drop *next; /* of the cluster's list */
+struct coord_drop {
+    struct coord *cluster;
+    struct coord_waiter *waiter;
+    struct coord_drop *next; /* of the cluster's list */
     Cairn__JobRemoved removed;
     uint64_t job; /* its id */
     /* owned */
@@ -652,26 +638,25 @@ struct cairn_cluster_drop {
     char **away; /* [removed.n_away] */
 };
 
-static void free_drop(struct cairn_cluster_drop *drop)
+static void free_drop(struct coord_drop *drop)
 {
-    struct cairn_cluster_drop **at = &drop->cluster->drops;
+    struct coord_drop **at = &drop->cluster->drops;
     while (*at != NULL && *at != drop) at = &(*at)->next;
     if (*at == drop) *at = drop->next;
-    cairn_cluster_waiters_release(&drop->waiter);
+    coord_waiters_release(&drop->waiter);
     for (size_t i = 0; i < drop->removed.n_away; i++) free(drop->away[i]);
     free(drop->away);
     free(drop->name);
     free(drop);
 }
 
-void cairn_cluster_drops_forget(struct cairn_cluster *cluster,
-                                const struct cairn_cluster_session *session)
+void coord_drops_forget(struct coord *cluster, const struct coord_session *session)
 {
-    for (struct cairn_cluster_drop *d = cluster->drops; d != NULL; d = d->next)
-        cairn_cluster_waiters_forget(&d->waiter, session);
+    for (struct coord_drop *d = cluster->drops; d != NULL; d = d->next)
+        coord_waiters_forget(&d->waiter, session);
 }
 
-void cairn_cluster_drops_close(struct cairn_cluster *cluster)
+void coord_drops_close(struct coord *cluster)
 {
     while (cluster->drops != NULL) free_drop(cluster->drops);
 }
@@ -679,22 +664,22 @@ void cairn_cluster_drops_close(struct cairn_cluster *cluster)
 /* The job is gone whatever the shards say: one whose connection was lost meanwhile drops its part later. */
 static void on_job_dropped(void *context, cairn_status status, const char *text)
 {
-    struct cairn_cluster_drop *drop = context;
+    struct coord_drop *drop = context;
     if (!drop->cluster->closing) {
         if (status != CAIRN_OK) cairn_log_warn("job %s was dropped, but: %s", drop->name, text);
         drop->removed.note = (char *)(uintptr_t)(status == CAIRN_OK ? "" : text);
-        cairn_cluster_waiters_answer(&drop->waiter, CAIRN_MSG_JOB_REMOVED, &drop->removed.base);
+        coord_waiters_answer(&drop->waiter, CAIRN_MSG_JOB_REMOVED, &drop->removed.base);
     }
     free_drop(drop);
 }
 
 /* ---- may it be? ---- */
 
-static cairn_status refuse_members(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status refuse_members(const struct coord_job *job, struct cairn_sentence *why)
 {
     uint32_t named = 0;
     cairn_sentence_set(why, "job %s is in use: ", job->spec.name);
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL && named < NAMED_MAX;
+    for (const struct coord_member *m = job->members.list; m != NULL && named < NAMED_MAX;
          m = m->next_of_job)
         cairn_sentence_add(why, "%s%s %.60s", named++ == 0 ? "" : ", ", cairn_role_name(m->role),
                            m->session->name);
@@ -704,11 +689,10 @@ static cairn_status refuse_members(const struct cairn_cluster_job *job, struct c
     return CAIRN_ERR_BUSY;
 }
 
-static cairn_status judge(struct cairn_cluster_job *job, bool force, struct cairn_sentence *why)
+static cairn_status judge(struct coord_job *job, bool force, struct cairn_sentence *why)
 {
-    if (force && job->snapshots.cut != NULL)
-        cairn_cluster_cut_abort(job, "the job is to be dropped");
-    if (job->snapshots.cut != NULL) return cairn_cluster_cut_refuse(job, why);
+    if (force && job->snapshots.cut != NULL) coord_cut_abort(job, "the job is to be dropped");
+    if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
     if (job->extension.body != NULL || job->amends.amending != NULL ||
         job->state == CAIRN_CLUSTER_JOB_CREATING)
         return cairn_fail(
@@ -724,11 +708,11 @@ static cairn_status judge(struct cairn_cluster_job *job, bool force, struct cair
 
 /* ---- it is ---- */
 
-static struct cairn_cluster_drop *new_drop(const struct cairn_cluster_job *job)
+static struct coord_drop *new_drop(const struct coord_job *job)
 {
-    struct cairn_cluster_drop *drop = calloc(1, sizeof *drop);
+    struct coord_drop *drop = calloc(1, sizeof *drop);
     if (drop == NULL) return NULL;
-    const struct cairn_version version = cairn_cluster_job_version(job);
+    const struct cairn_version version = coord_job_version(job);
     drop->cluster = job->cluster;
     drop->job = job->id;
     drop->next = job->cluster->drops;
@@ -748,103 +732,103 @@ static struct cairn_cluster_drop *new_drop(const struct cairn_cluster_job *job)
     return drop;
 }
 
-static void ask_shards(struct cairn_cluster_drop *drop, const struct cairn_cluster_job *job,
-                       struct cairn_cluster_gather *gather)
+static void ask_shards(struct coord_drop *drop, const struct coord_job *job,
+                       struct coord_gather *gather)
 {
     Cairn__JobDrop message = CAIRN__JOB_DROP__INIT;
     message.job = job->id;
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_cluster_seat *seat = job->shards[i].seat;
-        if (!cairn_cluster_seat_obeys(seat)) {
+        struct coord_seat *seat = job->shards[i].seat;
+        if (!coord_seat_obeys(seat)) {
             char *name = strdup(seat->name);
             if (name != NULL) drop->away[drop->removed.n_away++] = name;
             continue;
         }
-        if (cairn_cluster_gather_send(gather, seat, CAIRN_MSG_JOB_DROP, &message.base) != 0)
+        if (coord_gather_send(gather, seat, CAIRN_MSG_JOB_DROP, &message.base) != 0)
             drop->removed.shards++;
     }
 }
 
 /* It is in no store any more, and leaves its shards; or the disk failed, and a coordinator that is started
  * again has it. */
-static void on_saved(const struct cairn_cluster_saved *saved)
+static void on_saved(const struct coord_saved *saved)
 {
-    struct cairn_cluster *cluster = saved->cluster;
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, saved->job);
-    struct cairn_cluster_drop *drop = cluster->drops;
+    struct coord *cluster = saved->cluster;
+    struct coord_job *job = coord_job_by_id(cluster, saved->job);
+    struct coord_drop *drop = cluster->drops;
     while (drop != NULL && drop->job != saved->job) drop = drop->next;
     if (drop == NULL || job == NULL) return;
-    struct cairn_cluster_gather *gather = NULL;
+    struct coord_gather *gather = NULL;
     if (saved->status == CAIRN_OK || saved->status == CAIRN_ERR_NOT_FOUND)
-        gather = cairn_cluster_gather_open(cluster, on_job_dropped, drop);
+        gather = coord_gather_open(cluster, on_job_dropped, drop);
     if (gather == NULL) {
         const char *text = saved->status == CAIRN_OK ? "no memory" : saved->why;
         job->dropping = false;
-        cairn_cluster_waiters_fail(&drop->waiter, CAIRN_ERR_IO, text);
-        cairn_cluster_job_lose(job, false, "dropping it failed (%s); drop it again", text);
+        coord_waiters_fail(&drop->waiter, CAIRN_ERR_IO, text);
+        coord_job_lose(job, false, "dropping it failed (%s); drop it again", text);
         free_drop(drop);
         return;
     }
-    cairn_cluster_dropped_add(cluster, job->id);
+    coord_dropped_add(cluster, job->id);
     cairn_log_info("job %s is dropped at step %" PRIu64, drop->name, drop->removed.step);
-    cairn_cluster_event_note(cluster, CAIRN_EVENT_DROPPED, drop->name, NULL, "at step %" PRIu64,
-                             drop->removed.step);
+    coord_event_note(cluster, CAIRN_EVENT_DROPPED, drop->name, NULL, "at step %" PRIu64,
+                     drop->removed.step);
     ask_shards(drop, job, gather);
-    cairn_cluster_job_unlink(job);
-    cairn_cluster_job_free(job);
-    cairn_cluster_gather_start(gather);
-    cairn_cluster_openings_advance(cluster);
+    coord_job_unlink(job);
+    coord_job_free(job);
+    coord_gather_start(gather);
+    coord_openings_advance(cluster);
 }
 
 /* Nobody has it open, and nobody comes. */
-static void stop(struct cairn_cluster_job *job)
+static void stop(struct coord_job *job)
 {
     struct cairn_sentence text, why = { "" };
     cairn_sentence_set(&text, "job %s was dropped by an operator", job->spec.name);
     while (job->members.list != NULL)
-        cairn_cluster_member_expel(job->members.list, CAIRN_ERR_CANCELED, text.text);
-    cairn_cluster_job_openers_fail(job->cluster, job->spec.name, CAIRN_ERR_CANCELED, text.text);
+        coord_member_expel(job->members.list, CAIRN_ERR_CANCELED, text.text);
+    coord_job_openers_fail(job->cluster, job->spec.name, CAIRN_ERR_CANCELED, text.text);
     job->state = CAIRN_CLUSTER_JOB_CREATING;
     job->dropping = true;
-    cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is dropped");
-    cairn_cluster_job_core_close(job);
-    cairn_cluster_reshard_close(job);
-    struct cairn_cluster_saved saved = { .cluster = job->cluster, .job = job->id };
+    coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is dropped");
+    coord_job_core_close(job);
+    coord_reshard_close(job);
+    struct coord_saved saved = { .cluster = job->cluster, .job = job->id };
     if (job->stored)
-        saved.status = cairn_cluster_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_saved, &why);
+        saved.status = coord_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_saved, &why);
     saved.why = why.text;
     if (!job->stored || saved.status != CAIRN_OK) on_saved(&saved);
 }
 
-void cairn_cluster_job_remove(struct cairn_cluster_session *session, uint32_t request,
-                              const Cairn__JobRemove *message)
+void coord_job_remove(struct coord_session *session, uint32_t request,
+                      const Cairn__JobRemove *message)
 {
     struct cairn_sentence why;
-    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, message->name);
-    struct cairn_cluster_drop *drop = NULL;
+    struct coord_job *job = coord_job_find(session->cluster, message->name);
+    struct coord_drop *drop = NULL;
     cairn_status status = job == NULL ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
                                                    "there is no job %.128s; `cairn job list`",
                                                    message->name)
                                       : judge(job, message->force, &why);
     if (status == CAIRN_OK && (drop = new_drop(job)) == NULL)
         status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
-    if (status == CAIRN_OK && !cairn_cluster_waiters_add(&drop->waiter, session, request))
+    if (status == CAIRN_OK && !coord_waiters_add(&drop->waiter, session, request))
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status == CAIRN_OK) {
         stop(job);
         return;
     }
     if (drop != NULL) free_drop(drop);
-    cairn_cluster_session_error(session, request, status, why.text);
+    coord_session_error(session, request, status, why.text);
 }
 
 /* ==== first ==== */
 
 #define LOOK_MS 5000 /* a storage that takes longer hangs */
 
-struct cairn_cluster_first {
-    struct cairn_cluster_work work;   /* first */
-    struct cairn_cluster_first *next; /* of the cluster's list */
+struct coord_first {
+    struct coord_work work;   /* first */
+    struct coord_first *next; /* of the cluster's list */
     char job[CAIRN_NAME_MAX + 1];
     uint64_t begun_ms;
     bool ended; /* `last` is known, or was given up */
@@ -855,10 +839,10 @@ struct cairn_cluster_first {
     struct cairn_sentence why;
 };
 
-static void run(struct cairn_cluster_work *work)
+static void run(struct coord_work *work)
 {
-    struct cairn_cluster_first *first = (struct cairn_cluster_first *)work;
-    first->status = cairn_cluster_storage_seen(work->cluster, &first->why);
+    struct coord_first *first = (struct coord_first *)work;
+    first->status = coord_storage_seen(work->cluster, &first->why);
     if (first->status == CAIRN_OK)
         first->status = cairn_snapshot_last_generation(work->cluster->storage.path, first->job,
                                                        &first->last, &first->why);
@@ -872,36 +856,36 @@ static void say_unknown(const char *job, const char *why)
         job, why);
 }
 
-static void unlink_first(struct cairn_cluster_first *first)
+static void unlink_first(struct coord_first *first)
 {
-    struct cairn_cluster_first **at = &first->work.cluster->firsts;
+    struct coord_first **at = &first->work.cluster->firsts;
     while (*at != NULL && *at != first) at = &(*at)->next;
     if (*at == first) *at = first->next;
 }
 
 /* Whoever wants the job takes the number now; later another may lie there. */
-static void done(struct cairn_cluster_work *work)
+static void done(struct coord_work *work)
 {
-    struct cairn_cluster_first *first = (struct cairn_cluster_first *)work;
+    struct coord_first *first = (struct coord_first *)work;
     if (!work->cluster->closing && !first->given_up) {
         first->ended = true;
         if (first->status != CAIRN_OK) say_unknown(first->job, first->why.text);
         if (first->status != CAIRN_OK) first->last = 0;
-        cairn_cluster_openings_advance(work->cluster);
+        coord_openings_advance(work->cluster);
     }
     unlink_first(first);
     free(first);
 }
 
-static void begin(struct cairn_cluster *cluster, const char *job)
+static void begin(struct coord *cluster, const char *job)
 {
-    struct cairn_cluster_first *first = calloc(1, sizeof *first);
+    struct coord_first *first = calloc(1, sizeof *first);
     if (first == NULL) return;
     snprintf(first->job, sizeof first->job, "%s", job);
     first->work.run = run;
     first->work.done = done;
-    first->begun_ms = cairn_cluster_now_ms(cluster);
-    if (!cairn_cluster_work_start(&first->work, cluster, NULL, 0)) {
+    first->begun_ms = coord_now_ms(cluster);
+    if (!coord_work_start(&first->work, cluster, NULL, 0)) {
         free(first);
         return;
     }
@@ -909,9 +893,9 @@ static void begin(struct cairn_cluster *cluster, const char *job)
     cluster->firsts = first;
 }
 
-bool cairn_cluster_first_generation(struct cairn_cluster *cluster, const char *job, uint64_t *out)
+bool coord_first_generation(struct coord *cluster, const char *job, uint64_t *out)
 {
-    const struct cairn_cluster_first *first = cluster->firsts;
+    const struct coord_first *first = cluster->firsts;
     while (first != NULL && strcmp(first->job, job) != 0) first = first->next;
     if (first == NULL) {
         begin(cluster, job); // without memory: when they are looked at next
@@ -922,14 +906,13 @@ bool cairn_cluster_first_generation(struct cairn_cluster *cluster, const char *j
     return true;
 }
 
-void cairn_cluster_first_tick(struct cairn_cluster *cluster)
+void coord_first_tick(struct coord *cluster)
 {
     bool advance = false;
-    for (struct cairn_cluster_first *f = cluster->firsts; f != NULL; f = f->next) {
-        if (f->ended || f->given_up || cairn_cluster_now_ms(cluster) - f->begun_ms < LOOK_MS)
-            continue;
+    for (struct coord_first *f = cluster->firsts; f != NULL; f = f->next) {
+        if (f->ended || f->given_up || coord_now_ms(cluster) - f->begun_ms < LOOK_MS) continue;
         f->given_up = advance = true;
         say_unknown(f->job, "the storage of the snapshots does not answer");
     }
-    if (advance) cairn_cluster_openings_advance(cluster);
+    if (advance) coord_openings_advance(cluster);
 }

@@ -14,27 +14,27 @@
 
 /* The snapshots of a job are looked at on another thread, and those go that nothing keeps. */
 struct keeping {
-    struct cairn_cluster_work work;
+    struct coord_work work;
     uint64_t number;            /* of the job; 0: it is not in the cluster, and nothing goes */
     struct cairn_origin origin; /* of the job */
-    struct cairn_retention_rules rules;
-    struct cairn_retention_clock clock; /* when it was begun */
-    bool is_plan;                       /* nothing goes, but is said */
+    struct retention_rules rules;
+    struct retention_clock clock; /* when it was begun */
+    bool is_plan;                 /* nothing goes, but is said */
     cairn_status status;
     struct cairn_sentence why;
     /* owned */
     char *job;
-    struct cairn_cluster_found found;
+    struct coord_found found;
     struct cairn_snapshot_words words;
-    struct cairn_retention_item *items; /* [found.count] */
+    struct retention_item *items; /* [found.count] */
 };
 
-static void snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id,
-                            enum cairn_removal_cause cause);
+static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
+                            enum removal_cause cause);
 
 static void free_keeping(struct keeping *keeping)
 {
-    cairn_cluster_found_release(&keeping->found);
+    coord_found_release(&keeping->found);
     cairn_snapshot_words_release(&keeping->words);
     free(keeping->items);
     free(keeping->job);
@@ -54,20 +54,19 @@ static bool has_tag(const struct cairn_snapshot_words *words, const char *id)
  * dropped and restored has another number, and what it goes back on is its past all the same: it says where
  * it was restored from, and what lies before that on the way is its own. Where a job says nothing of its
  * past, only what has its number is. */
-static bool is_others(const struct keeping *keeping, const struct cairn_found_snapshot *f)
+static bool is_others(const struct keeping *keeping, const struct found_snapshot *f)
 {
     const uint64_t of = f->manifest.periodic;
     if (of == 0 || of == keeping->number) return false;
     return keeping->number == 0 || keeping->origin.generation == 0 || f->is_left;
 }
 
-static struct cairn_retention_item item_of(const struct keeping *keeping,
-                                           const struct cairn_found_snapshot *f)
+static struct retention_item item_of(const struct keeping *keeping, const struct found_snapshot *f)
 {
     const struct cairn_manifest *m = &f->manifest;
     const struct cairn_snapshot_check *check = cairn_snapshot_words_check(&keeping->words,
                                                                           f->place.id);
-    struct cairn_retention_item item = { .created_unix_s = m->created_unix_s, .step = m->step };
+    struct retention_item item = { .created_unix_s = m->created_unix_s, .step = m->step };
     for (size_t i = 0; i < m->file_count; i++) item.bytes += m->files[i].bytes;
     item.is_others = is_others(keeping, f);
     item.is_periodic = m->periodic != 0 && !item.is_others;
@@ -79,22 +78,22 @@ static struct cairn_retention_item item_of(const struct keeping *keeping,
     return item;
 }
 
-static void run_sweep(struct cairn_cluster_work *work)
+static void run_sweep(struct coord_work *work)
 {
     struct keeping *k = (struct keeping *)work;
-    k->status = cairn_cluster_find_snapshots(work->cluster, k->job, NULL, &k->found, &k->why);
+    k->status = coord_find_snapshots(work->cluster, k->job, NULL, &k->found, &k->why);
     if (k->status == CAIRN_OK)
         k->status = cairn_snapshot_words_load(work->cluster->storage.path, k->job, &k->words,
                                               &k->why);
     if (k->status != CAIRN_OK) return;
-    if (k->number != 0) cairn_find_line(&k->found, &k->origin);
+    if (k->number != 0) find_line(&k->found, &k->origin);
     k->items = calloc(k->found.count + 1, sizeof *k->items);
     if (k->items == NULL) {
         k->status = cairn_fail(&k->why, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     for (size_t i = 0; i < k->found.count; i++) k->items[i] = item_of(k, &k->found.list[i]);
-    cairn_retention_judge(&k->rules, &k->clock, k->items, k->found.count);
+    retention_judge(&k->rules, &k->clock, k->items, k->found.count);
 }
 
 /* ---- on the loop ---- */
@@ -109,16 +108,16 @@ static bool is_committed(const struct keeping *k, const char *id)
 /* Begun for this very job and not committed, or not any more; and nobody writes one now. */
 static bool is_left(const struct keeping *k, const struct cairn_snapshot_begun *begun)
 {
-    const struct cairn_cluster_job *job = cairn_cluster_job_by_id(k->work.cluster, k->number);
+    const struct coord_job *job = coord_job_by_id(k->work.cluster, k->number);
     return job != NULL && job->snapshots.cut == NULL && begun->job == k->number &&
            !is_committed(k, begun->id) && k->found.count < CAIRN_FOUND_MAX;
 }
 
 static void remove_them(const struct keeping *k)
 {
-    struct cairn_cluster *cluster = k->work.cluster;
+    struct coord *cluster = k->work.cluster;
     for (size_t i = 0; i < k->found.count; i++)
-        if (cairn_retention_goes(k->items[i].fate))
+        if (retention_goes(k->items[i].fate))
             snapshot_retire(cluster, k->job, k->found.list[i].place.id, CAIRN_REMOVAL_RETIRED);
     for (size_t i = 0; i < k->words.begun_count; i++)
         if (is_left(k, &k->words.begun[i]))
@@ -140,8 +139,8 @@ static void answer(const struct keeping *k)
             fate->step = k->items[i].step;
             fate->bytes = k->items[i].bytes;
             fate->created_unix_ms = k->items[i].created_unix_s * 1000;
-            fate->goes = cairn_retention_goes(k->items[i].fate);
-            fate->reason = (char *)(uintptr_t)cairn_retention_reason(k->items[i].fate);
+            fate->goes = retention_goes(k->items[i].fate);
+            fate->reason = (char *)(uintptr_t)retention_reason(k->items[i].fate);
         } else {
             const struct cairn_snapshot_begun *begun = &k->words.begun[i - k->found.count];
             if (!is_left(k, begun)) continue;
@@ -153,22 +152,21 @@ static void answer(const struct keeping *k)
     }
     message.fates = list;
     if (fates != NULL && list != NULL)
-        cairn_cluster_session_send(k->work.session, CAIRN_MSG_SNAPSHOT_PRUNED, k->work.request,
-                                   &message.base);
+        coord_session_send(k->work.session, CAIRN_MSG_SNAPSHOT_PRUNED, k->work.request,
+                           &message.base);
     else
-        cairn_cluster_session_error(k->work.session, k->work.request, CAIRN_ERR_NO_MEMORY,
-                                    "no memory");
+        coord_session_error(k->work.session, k->work.request, CAIRN_ERR_NO_MEMORY, "no memory");
     free(fates);
     free(list);
 }
 
-static void on_judged(struct cairn_cluster_work *work)
+static void on_judged(struct coord_work *work)
 {
     struct keeping *k = (struct keeping *)work;
     if (k->status != CAIRN_OK) {
         cairn_log_warn("all snapshots of job %s stay: %s", k->job, k->why.text);
         if (work->session != NULL)
-            cairn_cluster_session_error(work->session, work->request, k->status, k->why.text);
+            coord_session_error(work->session, work->request, k->status, k->why.text);
     } else {
         if (work->session != NULL) answer(k);
         if (!k->is_plan && !work->cluster->closing) remove_them(k);
@@ -176,17 +174,16 @@ static void on_judged(struct cairn_cluster_work *work)
     free_keeping(k);
 }
 
-static struct keeping *new_keeping(struct cairn_cluster *cluster, const char *job)
+static struct keeping *new_keeping(struct coord *cluster, const char *job)
 {
-    const struct cairn_cluster_job *known = cairn_cluster_job_find(cluster, job);
+    const struct coord_job *known = coord_job_find(cluster, job);
     struct keeping *k = calloc(1, sizeof *k);
     if (k == NULL || (k->job = strdup(job)) == NULL) {
         free(k);
         return NULL;
     }
-    cairn_cluster_clock_look(cluster);
-    k->clock = (struct cairn_retention_clock) { cairn_wall_unix_s(),
-                                                cairn_wall_sound_s(&cluster->clock.wall) };
+    coord_clock_look(cluster);
+    k->clock = (struct retention_clock) { wall_unix_s(), wall_sound_s(&cluster->clock.wall) };
     k->work.cluster = cluster;
     k->work.run = run_sweep;
     k->work.done = on_judged;
@@ -194,43 +191,43 @@ static struct keeping *new_keeping(struct cairn_cluster *cluster, const char *jo
     const struct cairn_policy *policy = &known->spec.policy;
     k->number = known->id;
     k->origin = known->origin;
-    k->rules = (struct cairn_retention_rules) { .keep_last = policy->snapshot_keep,
-                                                .keep_every = policy->snapshot_keep_every,
-                                                .keep_within_s = policy->snapshot_keep_within_s,
-                                                .max_bytes = policy->snapshot_max_bytes };
+    k->rules = (struct retention_rules) { .keep_last = policy->snapshot_keep,
+                                          .keep_every = policy->snapshot_keep_every,
+                                          .keep_within_s = policy->snapshot_keep_within_s,
+                                          .max_bytes = policy->snapshot_max_bytes };
     return k;
 }
 
-void cairn_cluster_snapshot_keep(struct cairn_cluster *cluster, const char *job)
+void coord_snapshot_keep(struct coord *cluster, const char *job)
 {
     struct keeping *k = new_keeping(cluster, job);
     if (k == NULL) return; // the next one does it
-    if (!cairn_cluster_work_start(&k->work, cluster, NULL, 0)) free_keeping(k);
+    if (!coord_work_start(&k->work, cluster, NULL, 0)) free_keeping(k);
 }
 
-void cairn_cluster_snapshot_prune(struct cairn_cluster_session *session, uint32_t request,
-                                  const Cairn__SnapshotPrune *message)
+void coord_snapshot_prune(struct coord_session *session, uint32_t request,
+                          const Cairn__SnapshotPrune *message)
 {
     struct cairn_sentence why;
     if (!cairn_job_name_ok(message->job)) {
         cairn_sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`",
                            message->job);
-        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID, why.text);
+        coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
     struct keeping *k = new_keeping(session->cluster, message->job);
     if (k != NULL) {
         k->is_plan = message->plan;
         if (message->has_rules)
-            k->rules = (struct cairn_retention_rules) { .keep_last = message->keep_last,
-                                                        .keep_every = message->keep_every,
-                                                        .keep_within_s = message->keep_within_s,
-                                                        .max_bytes = message->max_bytes };
-        if (cairn_cluster_work_start(&k->work, session->cluster, session, request)) return;
+            k->rules = (struct retention_rules) { .keep_last = message->keep_last,
+                                                  .keep_every = message->keep_every,
+                                                  .keep_within_s = message->keep_within_s,
+                                                  .max_bytes = message->max_bytes };
+        if (coord_work_start(&k->work, session->cluster, session, request)) return;
         free_keeping(k);
     }
-    cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
-                                "too many requests wait on this connection");
+    coord_session_error(session, request, CAIRN_ERR_BUSY,
+                        "too many requests wait on this connection");
 }
 
 /* ==== keep words ==== */
@@ -239,42 +236,39 @@ void cairn_cluster_snapshot_prune(struct cairn_cluster_session *session, uint32_
 
 static pthread_mutex_t one_writer = PTHREAD_MUTEX_INITIALIZER; // of words
 
-void cairn_cluster_snapshot_words_lock(void)
+void coord_snapshot_words_lock(void)
 {
     pthread_mutex_lock(&one_writer);
 }
 
-void cairn_cluster_snapshot_words_unlock(void)
+void coord_snapshot_words_unlock(void)
 {
     pthread_mutex_unlock(&one_writer);
 }
 
 /* Its results are finite. */
-static bool is_finite(const struct cairn_found_snapshot *found)
+static bool is_finite(const struct found_snapshot *found)
 {
     return found->manifest.nonfinite.nonfinite == 0;
 }
 
 /* It was read and found good, and its results are finite. */
-static bool stands(const struct cairn_found_snapshot *found,
-                   const struct cairn_snapshot_words *words)
+static bool stands(const struct found_snapshot *found, const struct cairn_snapshot_words *words)
 {
     const struct cairn_snapshot_check *check = cairn_snapshot_words_check(words, found->place.id);
     return check != NULL && check->is_good && is_finite(found);
 }
 
 /* Nobody has read it yet, and its results are finite. */
-static bool is_unread(const struct cairn_found_snapshot *found,
-                      const struct cairn_snapshot_words *words)
+static bool is_unread(const struct found_snapshot *found, const struct cairn_snapshot_words *words)
 {
     return cairn_snapshot_words_check(words, found->place.id) == NULL && is_finite(found);
 }
 
 /* The newest of the job's line that is so, but for this id; NULL: none is. */
-static const char *newest(const struct cairn_cluster_found *found,
-                          const struct cairn_snapshot_words *words, const char *but,
-                          bool (*is_so)(const struct cairn_found_snapshot *found,
-                                        const struct cairn_snapshot_words *words))
+static const char *
+newest(const struct coord_found *found, const struct cairn_snapshot_words *words, const char *but,
+       bool (*is_so)(const struct found_snapshot *found, const struct cairn_snapshot_words *words))
 {
     for (size_t i = 0; i < found->count; i++) {
         const char *id = found->list[i].place.id;
@@ -285,19 +279,17 @@ static const char *newest(const struct cairn_cluster_found *found,
 }
 
 /* Both are to be released, whatever it returned. */
-static cairn_status look(const struct cairn_cluster *cluster, const char *job,
-                         struct cairn_cluster_found *found, struct cairn_snapshot_words *words,
-                         struct cairn_sentence *why)
+static cairn_status look(const struct coord *cluster, const char *job, struct coord_found *found,
+                         struct cairn_snapshot_words *words, struct cairn_sentence *why)
 {
     *words = (struct cairn_snapshot_words) { .latest = "" };
-    cairn_status status = cairn_cluster_find_snapshots(cluster, job, NULL, found, why);
+    cairn_status status = coord_find_snapshots(cluster, job, NULL, found, why);
     if (status == CAIRN_OK)
         status = cairn_snapshot_words_load(cluster->storage.path, job, words, why);
     return status;
 }
 
-static const struct cairn_found_snapshot *listed(const struct cairn_cluster_found *found,
-                                                 const char *id)
+static const struct found_snapshot *listed(const struct coord_found *found, const char *id)
 {
     for (size_t i = 0; i < found->count; i++)
         if (strcmp(found->list[i].place.id, id) == 0) return &found->list[i];
@@ -305,31 +297,30 @@ static const struct cairn_found_snapshot *listed(const struct cairn_cluster_foun
 }
 
 /* `latest` moves to a newer one alone, unless what it names is gone, or the job has turned away from it. */
-static cairn_status move_latest(const struct cairn_cluster *cluster, const char *job,
-                                const char *id, struct cairn_sentence *why)
+static cairn_status move_latest(const struct coord *cluster, const char *job, const char *id,
+                                struct cairn_sentence *why)
 {
-    struct cairn_cluster_found found = { .list = NULL };
+    struct coord_found found = { .list = NULL };
     struct cairn_snapshot_words words;
     cairn_status status = look(cluster, job, &found, &words, why);
-    const struct cairn_found_snapshot *mine = listed(&found, id),
-                                      *latest = listed(&found, words.latest);
+    const struct found_snapshot *mine = listed(&found, id), *latest = listed(&found, words.latest);
     const bool may = mine != NULL && !mine->is_left && is_finite(mine);
     const bool stays = may && latest != NULL && !latest->is_left &&
-                       !cairn_snapshot_place_behind(&latest->place, &mine->place);
+                       !snapshot_place_behind(&latest->place, &mine->place);
     if (status == CAIRN_OK && may && !stays)
         status = cairn_snapshot_latest_set(cluster->storage.path, job, id, why);
     cairn_snapshot_words_release(&words);
-    cairn_cluster_found_release(&found);
+    coord_found_release(&found);
     return status;
 }
 
 /* `latest` does not stay on one that is damaged: it goes back to the newest that stands, else to the newest
  * whose headers alone were read, as it was committed; else it is taken away. */
-static cairn_status leave_damaged(const struct cairn_cluster *cluster, const char *job,
-                                  const char *id, struct cairn_sentence *why)
+static cairn_status leave_damaged(const struct coord *cluster, const char *job, const char *id,
+                                  struct cairn_sentence *why)
 {
     const char *root = cluster->storage.path;
-    struct cairn_cluster_found found = { .list = NULL };
+    struct coord_found found = { .list = NULL };
     struct cairn_snapshot_words words;
     cairn_status status = look(cluster, job, &found, &words, why);
     if (status == CAIRN_OK && strcmp(words.latest, id) == 0) {
@@ -343,30 +334,28 @@ static cairn_status leave_damaged(const struct cairn_cluster *cluster, const cha
                 next != NULL ? next : "none: no other one is whole");
     }
     cairn_snapshot_words_release(&words);
-    cairn_cluster_found_release(&found);
+    coord_found_release(&found);
     return status;
 }
 
-cairn_status cairn_cluster_snapshot_note_latest(const struct cairn_cluster *cluster,
-                                                const char *job, const char *id,
-                                                struct cairn_sentence *why)
+cairn_status coord_snapshot_note_latest(const struct coord *cluster, const char *job,
+                                        const char *id, struct cairn_sentence *why)
 {
     pthread_mutex_lock(&one_writer);
-    cairn_status status = cairn_cluster_storage_seen(cluster, why);
+    cairn_status status = coord_storage_seen(cluster, why);
     if (status == CAIRN_OK) status = move_latest(cluster, job, id, why);
     pthread_mutex_unlock(&one_writer);
     return status;
 }
 
-cairn_status cairn_cluster_snapshot_note_check(const struct cairn_cluster *cluster, const char *job,
-                                               const char *id, bool is_good,
-                                               struct cairn_sentence *why)
+cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *job, const char *id,
+                                       bool is_good, struct cairn_sentence *why)
 {
     const char *root = cluster->storage.path;
-    struct cairn_snapshot_check check = { .is_good = is_good, .unix_s = cairn_wall_unix_s() };
+    struct cairn_snapshot_check check = { .is_good = is_good, .unix_s = wall_unix_s() };
     strncpy(check.id, id, sizeof check.id - 1);
     pthread_mutex_lock(&one_writer); // it is not removed now, so that no word of it is left over
-    cairn_status status = cairn_cluster_storage_seen(cluster, why);
+    cairn_status status = coord_storage_seen(cluster, why);
     if (status == CAIRN_OK) status = cairn_snapshot_committed(root, job, id, why);
     if (status == CAIRN_OK) status = cairn_snapshot_check_set(root, job, &check, why);
     if (status == CAIRN_OK)
@@ -377,12 +366,12 @@ cairn_status cairn_cluster_snapshot_note_check(const struct cairn_cluster *clust
 }
 
 /* Nothing but the tags, and the others that are verified, says no. */
-static cairn_status judge_release(const struct cairn_cluster_found *found,
+static cairn_status judge_release(const struct coord_found *found,
                                   const struct cairn_snapshot_words *words, const char *job,
-                                  const char *id, enum cairn_removal_cause cause,
+                                  const char *id, enum removal_cause cause,
                                   struct cairn_sentence *why)
 {
-    const struct cairn_found_snapshot *it = listed(found, id);
+    const struct found_snapshot *it = listed(found, id);
     for (size_t i = 0; i < words->tag_count; i++)
         if (strcmp(words->tags[i].id, id) == 0)
             return cairn_fail(why, CAIRN_ERR_REFUSED,
@@ -411,13 +400,13 @@ static cairn_status judge_left(const char *root, const char *job, const char *id
     return cairn_fail(why, status, "%s", said.text);
 }
 
-cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster, const char *job,
-                                            const char *id, enum cairn_removal_cause cause,
-                                            struct cairn_snapshot_removed *removed_out,
-                                            struct cairn_sentence *why)
+cairn_status coord_snapshot_release(const struct coord *cluster, const char *job, const char *id,
+                                    enum removal_cause cause,
+                                    struct cairn_snapshot_removed *removed_out,
+                                    struct cairn_sentence *why)
 {
     const char *root = cluster->storage.path;
-    struct cairn_cluster_found found = { .list = NULL };
+    struct coord_found found = { .list = NULL };
     struct cairn_snapshot_words words = { .latest = "" };
     pthread_mutex_lock(&one_writer);
     cairn_status status = look(cluster, job, &found, &words, why);
@@ -436,13 +425,13 @@ cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster,
     if (status == CAIRN_OK) status = cairn_snapshot_uncommit(root, job, id, removed_out, why);
     pthread_mutex_unlock(&one_writer);
     cairn_snapshot_words_release(&words);
-    cairn_cluster_found_release(&found);
+    coord_found_release(&found);
     return status;
 }
 
 /* ==== retention ==== */
 
-const char *cairn_retention_reason(enum cairn_retention_fate fate)
+const char *retention_reason(enum retention_fate fate)
 {
     switch (fate) {
     case CAIRN_RETENTION_LAST: return "one of the newest that are kept";
@@ -464,13 +453,13 @@ const char *cairn_retention_reason(enum cairn_retention_fate fate)
 
 /* True if the snapshot counts for keep_last and keep_every: a periodic one of the job that is
  * not damaged. */
-static bool counts(const struct cairn_retention_item *item)
+static bool counts(const struct retention_item *item)
 {
     return item->is_periodic && !item->is_others && !item->is_damaged;
 }
 
-static bool is_first_of_steps(const struct cairn_retention_rules *rules,
-                              const struct cairn_retention_item *items, size_t count, size_t i)
+static bool is_first_of_steps(const struct retention_rules *rules,
+                              const struct retention_item *items, size_t count, size_t i)
 {
     const uint64_t every = rules->keep_every, bucket = every > 0 ? items[i].step / every : 0;
     if (bucket == 0 || !counts(&items[i])) return false;
@@ -484,8 +473,7 @@ static bool is_first_of_steps(const struct cairn_retention_rules *rules,
 }
 
 /* Its time cannot be right: it lies in the future, or before that of an older one. */
-static bool is_odd(const struct cairn_retention_item *items, size_t count, size_t i,
-                   uint64_t latest_s)
+static bool is_odd(const struct retention_item *items, size_t count, size_t i, uint64_t latest_s)
 {
     if (items[i].created_unix_s > latest_s) return true;
     for (size_t k = i + 1; k < count; k++)
@@ -496,8 +484,8 @@ static bool is_odd(const struct cairn_retention_item *items, size_t count, size_
 }
 
 /* So old it is at least: of an odd one, as old as the next newer one that is not. */
-static uint64_t age_s(const struct cairn_retention_clock *clock,
-                      const struct cairn_retention_item *items, size_t count, size_t i)
+static uint64_t age_s(const struct retention_clock *clock, const struct retention_item *items,
+                      size_t count, size_t i)
 {
     const uint64_t latest_s = clock->now_unix_s + CAIRN_RETENTION_SKEW_S;
     while (i < count && is_odd(items, count, i, latest_s)) i = i > 0 ? i - 1 : count;
@@ -506,10 +494,10 @@ static uint64_t age_s(const struct cairn_retention_clock *clock,
 }
 
 /* The fate of a snapshot by the rules alone; `newer`: so many snapshots that count are newer. */
-static enum cairn_retention_fate by_rules(const struct cairn_retention_rules *rules,
-                                          const struct cairn_retention_clock *clock,
-                                          const struct cairn_retention_item *items, size_t count,
-                                          size_t i, uint64_t newer)
+static enum retention_fate by_rules(const struct retention_rules *rules,
+                                    const struct retention_clock *clock,
+                                    const struct retention_item *items, size_t count, size_t i,
+                                    uint64_t newer)
 {
     if (is_first_of_steps(rules, items, count, i)) return CAIRN_RETENTION_EVERY;
     if (rules->keep_last == 0 && rules->keep_every == 0 && rules->keep_within_s == 0)
@@ -520,8 +508,7 @@ static enum cairn_retention_fate by_rules(const struct cairn_retention_rules *ru
 }
 
 /* The reason to keep a snapshot whatever the rules say; CAIRN_RETENTION_GOES: there is none. */
-static enum cairn_retention_fate by_right(const struct cairn_retention_item *item,
-                                          bool has_verified)
+static enum retention_fate by_right(const struct retention_item *item, bool has_verified)
 {
     if (item->is_others) return CAIRN_RETENTION_OTHERS;
     if (item->is_tagged) return CAIRN_RETENTION_TAGGED;
@@ -532,12 +519,11 @@ static enum cairn_retention_fate by_right(const struct cairn_retention_item *ite
 }
 
 /* The oldest first, but for those of keep_every, and what is kept by right. */
-static void fit(const struct cairn_retention_rules *rules, struct cairn_retention_item *items,
-                size_t count)
+static void fit(const struct retention_rules *rules, struct retention_item *items, size_t count)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; i++)
-        if (!items[i].is_others && !cairn_retention_goes(items[i].fate)) bytes += items[i].bytes;
+        if (!items[i].is_others && !retention_goes(items[i].fate)) bytes += items[i].bytes;
     for (size_t i = count; i-- > 0 && rules->max_bytes > 0 && bytes > rules->max_bytes;) {
         if (items[i].fate != CAIRN_RETENTION_LAST && items[i].fate != CAIRN_RETENTION_WITHIN &&
             items[i].fate != CAIRN_RETENTION_CLOCK && items[i].fate != CAIRN_RETENTION_NO_RULE)
@@ -547,14 +533,13 @@ static void fit(const struct cairn_retention_rules *rules, struct cairn_retentio
     }
 }
 
-void cairn_retention_judge(const struct cairn_retention_rules *rules,
-                           const struct cairn_retention_clock *clock,
-                           struct cairn_retention_item *items, size_t count)
+void retention_judge(const struct retention_rules *rules, const struct retention_clock *clock,
+                     struct retention_item *items, size_t count)
 {
     bool has_verified = false, any_verified = false; // any: also what the job turned away from
     uint64_t newer = 0, any_newer = 0;
     for (size_t i = 0; i < count; i++) {
-        struct cairn_retention_item *item = &items[i];
+        struct retention_item *item = &items[i];
         item->fate = by_right(item, item->is_left ? any_verified : has_verified);
         if (item->fate == CAIRN_RETENTION_GOES)
             item->fate = by_rules(rules, clock, items, count, i, item->is_left ? any_newer : newer);
@@ -571,21 +556,21 @@ void cairn_retention_judge(const struct cairn_retention_rules *rules,
 
 /* A snapshot is removed, by the operator's word or as an old periodic one, on another thread. */
 
-struct cairn_cluster_removal {
-    struct cairn_cluster_work work;
-    struct cairn_cluster_removal *next; /* of the cluster's list */
+struct coord_removal {
+    struct coord_work work;
+    struct coord_removal *next; /* of the cluster's list */
     struct cairn_snapshot_removed removed;
     cairn_status status;
     struct cairn_sentence why;
-    enum cairn_removal_cause cause;
+    enum removal_cause cause;
     uint64_t number; /* of the job; 0: it is not in the cluster */
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     char *job, *folder; /* owned */
 };
 
-static void free_removal(struct cairn_cluster_removal *removal)
+static void free_removal(struct coord_removal *removal)
 {
-    struct cairn_cluster_removal **at = &removal->work.cluster->removals;
+    struct coord_removal **at = &removal->work.cluster->removals;
     while (*at != NULL && *at != removal) at = &(*at)->next;
     if (*at == removal) *at = removal->next;
     free(removal->job);
@@ -595,7 +580,7 @@ static void free_removal(struct cairn_cluster_removal *removal)
 
 /* From here on its files are known as what has to go, should we die before the last of them is gone. Where
  * there is no room for that word, the removal is what makes some. */
-static void note_begun(const struct cairn_cluster_removal *removal, const char *root)
+static void note_begun(const struct coord_removal *removal, const char *root)
 {
     struct cairn_sentence why;
     if (removal->number == 0 || removal->cause == CAIRN_REMOVAL_LEFT) return;
@@ -607,16 +592,16 @@ static void note_begun(const struct cairn_cluster_removal *removal, const char *
             removal->id, removal->job, why.text);
 }
 
-static void run_removal(struct cairn_cluster_work *work)
+static void run_removal(struct coord_work *work)
 {
-    struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
+    struct coord_removal *removal = (struct coord_removal *)work;
     struct cairn_snapshot_removed first = { 0 };
     const char *root = work->cluster->storage.path;
-    removal->status = cairn_cluster_storage_seen(work->cluster, &removal->why);
+    removal->status = coord_storage_seen(work->cluster, &removal->why);
     if (removal->status == CAIRN_OK) {
         note_begun(removal, root);
-        removal->status = cairn_cluster_snapshot_release(work->cluster, removal->job, removal->id,
-                                                         removal->cause, &first, &removal->why);
+        removal->status = coord_snapshot_release(work->cluster, removal->job, removal->id,
+                                                 removal->cause, &first, &removal->why);
     }
     if (removal->status == CAIRN_ERR_REFUSED)
         cairn_snapshot_begun_forget(root, removal->job, removal->id); // it is committed, and stays
@@ -630,9 +615,9 @@ static void run_removal(struct cairn_cluster_work *work)
     cairn_snapshot_begun_forget(root, removal->job, removal->id);
 }
 
-static void on_removed(struct cairn_cluster_work *work)
+static void on_removed(struct coord_work *work)
 {
-    struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
+    struct coord_removal *removal = (struct coord_removal *)work;
     Cairn__SnapshotRemoved message = CAIRN__SNAPSHOT_REMOVED__INIT;
     message.id = removal->id;
     message.job = removal->job;
@@ -643,49 +628,47 @@ static void on_removed(struct cairn_cluster_work *work)
     else
         cairn_log_warn("snapshot %s of job %s: %s", removal->id, removal->job, removal->why.text);
     if (work->session != NULL && removal->status == CAIRN_OK)
-        cairn_cluster_session_send(work->session, CAIRN_MSG_SNAPSHOT_REMOVED, work->request,
-                                   &message.base);
+        coord_session_send(work->session, CAIRN_MSG_SNAPSHOT_REMOVED, work->request, &message.base);
     else if (work->session != NULL)
-        cairn_cluster_session_error(work->session, work->request, removal->status,
-                                    removal->why.text);
+        coord_session_error(work->session, work->request, removal->status, removal->why.text);
     free_removal(removal);
 }
 
-bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const char *folder)
+bool coord_snapshot_removing(const struct coord *cluster, const char *folder)
 {
-    const struct cairn_cluster_removal *r = cluster->removals;
+    const struct coord_removal *r = cluster->removals;
     while (r != NULL && strcmp(r->folder, folder) != 0) r = r->next;
     return r != NULL;
 }
 
 /* Nobody writes it or reads it as a whole. */
-static cairn_status judge_removal(const struct cairn_cluster *cluster, const char *job,
-                                  const char *id, const char *folder, struct cairn_sentence *why)
+static cairn_status judge_removal(const struct coord *cluster, const char *job, const char *id,
+                                  const char *folder, struct cairn_sentence *why)
 {
-    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
-        if (strcmp(j->spec.name, job) == 0 && cairn_cluster_cut_takes(j, id))
+    for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (strcmp(j->spec.name, job) == 0 && coord_cut_takes(j, id))
             return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
                               job);
     }
-    for (const struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
-        if (cairn_cluster_restore_reads(r, job, folder))
+    for (const struct coord_restore *r = cluster->restores; r != NULL; r = r->next) {
+        if (coord_restore_reads(r, job, folder))
             return cairn_fail(
                 why, CAIRN_ERR_BUSY,
                 "snapshot %s of job %s is being restored: ask again when that has ended", id, job);
     }
-    if (cairn_cluster_snapshot_removing(cluster, folder))
+    if (coord_snapshot_removing(cluster, folder))
         return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being removed", id, job);
     return CAIRN_OK;
 }
 
 /* Takes `folder`; nobody is answered if session is NULL. */
-static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_session *session,
-                          uint32_t request, const char *job, const char *id,
-                          enum cairn_removal_cause cause, char *folder, struct cairn_sentence *why)
+static cairn_status begin(struct coord *cluster, struct coord_session *session, uint32_t request,
+                          const char *job, const char *id, enum removal_cause cause, char *folder,
+                          struct cairn_sentence *why)
 {
-    const struct cairn_cluster_job *known = cairn_cluster_job_find(cluster, job);
+    const struct coord_job *known = coord_job_find(cluster, job);
     cairn_status status = judge_removal(cluster, job, id, folder, why);
-    struct cairn_cluster_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
+    struct coord_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
     char *name = status == CAIRN_OK ? strdup(job) : NULL;
     if (status == CAIRN_OK && (removal == NULL || name == NULL))
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
@@ -705,13 +688,13 @@ static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_se
     strncpy(removal->id, id, sizeof removal->id - 1); // it was parsed
     removal->next = cluster->removals;
     cluster->removals = removal;
-    if (cairn_cluster_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
+    if (coord_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
     free_removal(removal);
     return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
 }
 
-void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,
-                                   const Cairn__SnapshotRemove *message)
+void coord_snapshot_remove(struct coord_session *session, uint32_t request,
+                           const Cairn__SnapshotRemove *message)
 {
     struct cairn_sentence why;
     uint64_t generation, step;
@@ -729,13 +712,13 @@ void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32
     else
         status = begin(session->cluster, session, request, message->job, message->id,
                        message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, folder, &why);
-    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
 /* keep.c; on the loop: one that is not wanted any more; if it cannot be removed now (it is being
  * restored), it stays. */
-static void snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id,
-                            enum cairn_removal_cause cause)
+static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
+                            enum removal_cause cause)
 {
     struct cairn_sentence why = { "no memory" };
     char *folder;
@@ -751,7 +734,7 @@ static void snapshot_retire(struct cairn_cluster *cluster, const char *job, cons
 /* An admin gives a snapshot a tag, or takes one off: on another thread. */
 
 struct tagging {
-    struct cairn_cluster_work work;
+    struct coord_work work;
     bool is_removal;
     char job[CAIRN_NAME_MAX + 1], id[CAIRN_SNAPSHOT_ID_BYTES], name[CAIRN_SNAPSHOT_TAG_BYTES];
     cairn_status status;
@@ -781,36 +764,36 @@ static cairn_status take_off(const struct tagging *t, const struct cairn_snapsho
 static cairn_status put_on(const struct tagging *t, const struct cairn_snapshot_words *words,
                            struct cairn_sentence *why)
 {
-    struct cairn_cluster_found found = { .list = NULL };
+    struct coord_found found = { .list = NULL };
     const struct cairn_snapshot_tag *tag = find(words, t->name);
     if (tag == NULL && words->tag_count >= CAIRN_SNAPSHOT_WORDS_MAX)
         return cairn_fail(why, CAIRN_ERR_REFUSED, "job %s has %d tags, which is all there may be",
                           t->job, CAIRN_SNAPSHOT_WORDS_MAX);
-    cairn_status status = cairn_cluster_find_snapshots(t->work.cluster, t->job, t->id, &found, why);
+    cairn_status status = coord_find_snapshots(t->work.cluster, t->job, t->id, &found, why);
     if (status == CAIRN_OK && found.count == 0)
         status = cairn_fail(why, CAIRN_ERR_NOT_FOUND,
                             "there is no committed snapshot %s of job %s; `cairn snapshot list`",
                             t->id, t->job);
-    cairn_cluster_found_release(&found);
+    coord_found_release(&found);
     return status == CAIRN_OK
                ? cairn_snapshot_tag_set(t->work.cluster->storage.path, t->job, t->name, t->id, why)
                : status;
 }
 
-static void run_tag(struct cairn_cluster_work *work)
+static void run_tag(struct coord_work *work)
 {
     struct tagging *t = (struct tagging *)work;
     struct cairn_snapshot_words words = { .latest = "" };
-    cairn_cluster_snapshot_words_lock();
-    t->status = cairn_cluster_storage_seen(work->cluster, &t->why);
+    coord_snapshot_words_lock();
+    t->status = coord_storage_seen(work->cluster, &t->why);
     if (t->status == CAIRN_OK)
         t->status = cairn_snapshot_words_load(work->cluster->storage.path, t->job, &words, &t->why);
     if (t->status == CAIRN_OK) t->status = (t->is_removal ? take_off : put_on)(t, &words, &t->why);
-    cairn_cluster_snapshot_words_unlock();
+    coord_snapshot_words_unlock();
     cairn_snapshot_words_release(&words);
 }
 
-static void on_done(struct cairn_cluster_work *work)
+static void on_done(struct coord_work *work)
 {
     struct tagging *t = (struct tagging *)work;
     Cairn__SnapshotTagged message = CAIRN__SNAPSHOT_TAGGED__INIT;
@@ -821,10 +804,9 @@ static void on_done(struct cairn_cluster_work *work)
         cairn_log_info("snapshot %s of job %s: tag %s is %s", t->id, t->job, t->name,
                        t->is_removal ? "off" : "on");
     if (work->session != NULL && t->status == CAIRN_OK)
-        cairn_cluster_session_send(work->session, CAIRN_MSG_SNAPSHOT_TAGGED, work->request,
-                                   &message.base);
+        coord_session_send(work->session, CAIRN_MSG_SNAPSHOT_TAGGED, work->request, &message.base);
     else if (work->session != NULL)
-        cairn_cluster_session_error(work->session, work->request, t->status, t->why.text);
+        coord_session_error(work->session, work->request, t->status, t->why.text);
     free(t);
 }
 
@@ -846,8 +828,8 @@ static cairn_status judge_tag(const Cairn__SnapshotTag *message, struct cairn_se
     return CAIRN_OK;
 }
 
-void cairn_cluster_snapshot_tag(struct cairn_cluster_session *session, uint32_t request,
-                                const Cairn__SnapshotTag *message)
+void coord_snapshot_tag(struct coord_session *session, uint32_t request,
+                        const Cairn__SnapshotTag *message)
 {
     struct cairn_sentence why;
     cairn_status status = judge_tag(message, &why);
@@ -861,36 +843,36 @@ void cairn_cluster_snapshot_tag(struct cairn_cluster_session *session, uint32_t 
         snprintf(t->job, sizeof t->job, "%s", message->job);
         snprintf(t->id, sizeof t->id, "%s", message->id);
         snprintf(t->name, sizeof t->name, "%s", message->name);
-        if (cairn_cluster_work_start(&t->work, session->cluster, session, request)) return;
+        if (coord_work_start(&t->work, session->cluster, session, request)) return;
         free(t);
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
-    cairn_cluster_session_error(session, request, status, why.text);
+    coord_session_error(session, request, status, why.text);
 }
 
 /* ==== find ==== */
 
 struct finding {
-    struct cairn_cluster_found *found;
+    struct coord_found *found;
     const char *id;
     cairn_status status;
     struct cairn_sentence *why;
 };
 
-static void release_one(struct cairn_found_snapshot *found)
+static void release_one(struct found_snapshot *found)
 {
     free(found->folder);
     cairn_manifest_release(&found->manifest);
 }
 
-void cairn_cluster_found_release(struct cairn_cluster_found *found)
+void coord_found_release(struct coord_found *found)
 {
     for (size_t i = 0; i < found->count; i++) release_one(&found->list[i]);
     free(found->list);
-    *found = (struct cairn_cluster_found) { .list = NULL };
+    *found = (struct coord_found) { .list = NULL };
 }
 
-static int newer_place(const struct cairn_snapshot_place *m, const struct cairn_snapshot_place *n)
+static int newer_place(const struct snapshot_place *m, const struct snapshot_place *n)
 {
     const int newer = cairn_version_compare(n->version, m->version);
     return newer != 0 ? newer : strcmp(n->id, m->id);
@@ -898,29 +880,28 @@ static int newer_place(const struct cairn_snapshot_place *m, const struct cairn_
 
 static int newer_first(const void *a, const void *b)
 {
-    const struct cairn_found_snapshot *m = a, *n = b;
+    const struct found_snapshot *m = a, *n = b;
     return newer_place(&m->place, &n->place);
 }
 
 /* Orders the snapshots of several jobs: each job's together, the newest first. */
 static int by_job(const void *a, const void *b)
 {
-    const struct cairn_found_snapshot *m = a, *n = b;
+    const struct found_snapshot *m = a, *n = b;
     const int name = strcmp(m->manifest.spec.name, n->manifest.spec.name);
     return name != 0 ? name : newer_first(a, b);
 }
 
-bool cairn_snapshot_place_behind(const struct cairn_snapshot_place *a,
-                                 const struct cairn_snapshot_place *b)
+bool snapshot_place_behind(const struct snapshot_place *a, const struct snapshot_place *b)
 {
     return b->id[0] == '\0' || newer_place(a, b) > 0;
 }
 
-void cairn_find_line(struct cairn_cluster_found *found, const struct cairn_origin *origin)
+void find_line(struct coord_found *found, const struct cairn_origin *origin)
 {
     struct cairn_origin at = origin != NULL ? *origin : (struct cairn_origin) { 0 };
     for (size_t i = 0; i < found->count; i++) {
-        struct cairn_found_snapshot *f = &found->list[i];
+        struct found_snapshot *f = &found->list[i];
         const struct cairn_origin *its = &f->manifest.origin;
         f->is_left = !cairn_origin_follows(&at, f->place.version);
         if (!f->is_left && (at.generation == 0 || f->place.version.generation < at.generation))
@@ -928,9 +909,9 @@ void cairn_find_line(struct cairn_cluster_found *found, const struct cairn_origi
     }
 }
 
-static void drop_oldest(struct cairn_cluster_found *found)
+static void drop_oldest(struct coord_found *found)
 {
-    struct cairn_found_snapshot *oldest = found->list;
+    struct found_snapshot *oldest = found->list;
     for (size_t i = 1; i < found->count; i++)
         if (newer_first(&found->list[i], oldest) > 0) oldest = &found->list[i];
     release_one(oldest);
@@ -941,10 +922,10 @@ static void drop_oldest(struct cairn_cluster_found *found)
 static void on_snapshot(void *context, const char *job, const char *id, const char *folder)
 {
     struct finding *finding = context;
-    struct cairn_cluster_found *found = finding->found;
+    struct coord_found *found = finding->found;
     (void)job;
     if (finding->id != NULL && strcmp(finding->id, id) != 0) return;
-    struct cairn_found_snapshot *f = &found->list[found->count];
+    struct found_snapshot *f = &found->list[found->count];
     struct cairn_sentence why;
     cairn_manifest_init(&f->manifest);
     const cairn_status status = cairn_manifest_load(folder, &f->manifest, &why);
@@ -956,7 +937,7 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
         return;
     }
     f->is_left = false;
-    f->place = (struct cairn_snapshot_place) { { f->manifest.generation, f->manifest.step }, "" };
+    f->place = (struct snapshot_place) { { f->manifest.generation, f->manifest.step }, "" };
     snprintf(f->place.id, sizeof f->place.id, "%s", id);
     f->folder = strdup(folder);
     if (f->folder == NULL) {
@@ -967,20 +948,19 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
     if (++found->count > CAIRN_FOUND_MAX) drop_oldest(found);
 }
 
-cairn_status cairn_cluster_find_snapshots(const struct cairn_cluster *cluster, const char *job,
-                                          const char *id, struct cairn_cluster_found *out,
-                                          struct cairn_sentence *why)
+cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, const char *id,
+                                  struct coord_found *out, struct cairn_sentence *why)
 {
     struct finding finding = { out, id, CAIRN_OK, why };
     struct cairn_sentence list_why;
-    *out = (struct cairn_cluster_found) { .count = 0 };
+    *out = (struct coord_found) { .count = 0 };
     out->list = calloc(CAIRN_FOUND_MAX + 1, sizeof *out->list);
     if (out->list == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    cairn_status status = cairn_cluster_storage_seen(cluster, why);
+    cairn_status status = coord_storage_seen(cluster, why);
     if (status != CAIRN_OK) return status;
     status = cairn_snapshot_list(cluster->storage.path, job, on_snapshot, &finding, &list_why);
     qsort(out->list, out->count, sizeof *out->list, job != NULL ? newer_first : by_job);
-    if (job != NULL) cairn_find_line(out, NULL);
+    if (job != NULL) find_line(out, NULL);
     if (status == CAIRN_OK) out->unread = list_why;
     if (status != CAIRN_OK && finding.status == CAIRN_OK) {
         finding.status = status;

@@ -16,19 +16,18 @@
 #include "server/coordinator/base.h"
 #include "server/coordinator/cluster.h"
 
-struct cairn_cluster_keys {
+struct coord_keys {
     struct cairn_secret_key signer;
-    struct cairn_trusted_key list[CAIRN_KEYS_MAX];
+    struct trusted_key list[CAIRN_KEYS_MAX];
     size_t count;
     /* what is on its way to the store, one at a time */
-    struct cairn_trusted_key changing;
+    struct trusted_key changing;
     bool is_changing, is_untrust;
-    struct cairn_cluster_waiter *waiter;
+    struct coord_waiter *waiter;
 };
 
 /* Finds a trusted key by the key itself, not by its id. */
-static struct cairn_trusted_key *find(struct cairn_cluster_keys *keys,
-                                      const struct cairn_public_key *key)
+static struct trusted_key *find(struct coord_keys *keys, const struct cairn_public_key *key)
 {
     for (size_t i = 0; i < keys->count; i++)
         if (memcmp(&keys->list[i].key, key, sizeof *key) == 0) return &keys->list[i];
@@ -92,7 +91,7 @@ static cairn_status write_file(const char *path, const struct cairn_secret_key *
     snprintf(begun, sizeof begun, "%s.new", path);
     unlink(begun); // of a start that was killed: the folder is locked, so nobody writes it
     cairn_secret_key_text(key, text);
-    const cairn_status status = cairn_durable_create(path, text, strlen(text), why);
+    const cairn_status status = durable_create(path, text, strlen(text), why);
     sodium_memzero(text, sizeof text);
     return status;
 }
@@ -102,7 +101,7 @@ static cairn_status take_from_store(struct cairn_store *store, const char *path,
                                     struct cairn_secret_key *out, struct cairn_sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
-    cairn_status status = cairn_store_signer(store, text, why);
+    cairn_status status = store_signer(store, text, why);
     if (status == CAIRN_OK) status = judge_text(path, text, out, why);
     sodium_memzero(text, sizeof text);
     if (status == CAIRN_OK) status = write_file(path, out, why);
@@ -114,12 +113,12 @@ static cairn_status take_from_store(struct cairn_store *store, const char *path,
 
 static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
 {
-    const struct cairn_stored_key *stored = row;
-    struct cairn_cluster_keys *keys = context;
+    const struct stored_key *stored = row;
+    struct coord_keys *keys = context;
     if (keys->count == CAIRN_KEYS_MAX)
         return cairn_fail(why, CAIRN_ERR_CORRUPT, "the store has more than %d keys",
                           CAIRN_KEYS_MAX);
-    struct cairn_trusted_key *key = &keys->list[keys->count];
+    struct trusted_key *key = &keys->list[keys->count];
     const cairn_status status = cairn_public_key_parse(stored->line, &key->key, why);
     if (status != CAIRN_OK) return status;
     key->is_own = stored->is_own;
@@ -128,21 +127,21 @@ static cairn_status load(void *context, const void *row, struct cairn_sentence *
     return CAIRN_OK;
 }
 
-static cairn_status put(struct cairn_store *store, const struct cairn_trusted_key *key,
+static cairn_status put(struct cairn_store *store, const struct trusted_key *key,
                         struct cairn_sentence *why)
 {
     char line[CAIRN_KEY_LINE_BYTES];
     cairn_public_key_line(&key->key, line);
-    const struct cairn_stored_key row = { line, key->is_own, key->since_unix_s };
-    return cairn_store_write(store, CAIRN_STORE_KEY, &row, 1, why);
+    const struct stored_key row = { line, key->is_own, key->since_unix_s };
+    return store_write(store, CAIRN_STORE_KEY, &row, 1, why);
 }
 
 /* The file is not there, and the store knows who signed before. */
-static void say_missing(struct cairn_cluster *cluster, const char *path)
+static void say_missing(struct coord *cluster, const char *path)
 {
-    const struct cairn_cluster_keys *keys = cluster->keys;
+    const struct coord_keys *keys = cluster->keys;
     char was[CAIRN_KEY_NAME_BYTES], is[CAIRN_KEY_NAME_BYTES];
-    const struct cairn_trusted_key *own = NULL;
+    const struct trusted_key *own = NULL;
     for (size_t i = 0; i < keys->count; i++)
         if (keys->list[i].is_own) own = &keys->list[i];
     if (own == NULL) return;
@@ -153,16 +152,16 @@ static void say_missing(struct cairn_cluster *cluster, const char *path)
         "signs from now on, and what %s signed stays trusted; to go on with it, stop "
         "the coordinator and put the file back",
         was, path, is, was);
-    cairn_cluster_event_note(cluster, CAIRN_EVENT_KEY, NULL, NULL,
-                             "%s was not there: key %s signs snapshots from now on, in place of %s",
-                             path, is, was);
+    coord_event_note(cluster, CAIRN_EVENT_KEY, NULL, NULL,
+                     "%s was not there: key %s signs snapshots from now on, in place of %s", path,
+                     is, was);
 }
 
 /* This cluster's own is trusted, and the store knows it. */
-static cairn_status trust_own(struct cairn_cluster *cluster, struct cairn_sentence *why)
+static cairn_status trust_own(struct coord *cluster, struct cairn_sentence *why)
 {
-    struct cairn_cluster_keys *keys = cluster->keys;
-    struct cairn_trusted_key *there = find(keys, &keys->signer.public_key);
+    struct coord_keys *keys = cluster->keys;
+    struct trusted_key *there = find(keys, &keys->signer.public_key);
     if (there != NULL && there->is_own) return CAIRN_OK;
     if (there == NULL && keys->count == CAIRN_KEYS_MAX)
         return cairn_fail(why, CAIRN_ERR_CONFIG,
@@ -170,31 +169,31 @@ static cairn_status trust_own(struct cairn_cluster *cluster, struct cairn_senten
                           "take some off with `cairn key untrust`",
                           CAIRN_KEYS_MAX);
     if (there == NULL) there = &keys->list[keys->count++];
-    *there = (struct cairn_trusted_key) { keys->signer.public_key, true, cairn_wall_unix_s() };
+    *there = (struct trusted_key) { keys->signer.public_key, true, wall_unix_s() };
     return put(cluster->store, there, why);
 }
 
 /* Its copies have the key. */
-static cairn_status tell_store(struct cairn_cluster *cluster, struct cairn_sentence *why)
+static cairn_status tell_store(struct coord *cluster, struct cairn_sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES];
     cairn_secret_key_text(&cluster->keys->signer, text);
-    const cairn_status status = cairn_store_set_signer(cluster->store, text, why);
+    const cairn_status status = store_set_signer(cluster->store, text, why);
     sodium_memzero(text, sizeof text);
     return status;
 }
 
-cairn_status cairn_cluster_keys_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+cairn_status coord_keys_open(struct coord *cluster, struct cairn_sentence *why)
 {
     char path[PATH_MAX];
-    struct cairn_cluster_keys *keys = calloc(1, sizeof *keys);
+    struct coord_keys *keys = calloc(1, sizeof *keys);
     if (keys == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for keys");
     cluster->keys = keys;
     const int length = snprintf(path, sizeof path - 8, "%s/" CAIRN_KEY_FILE,
                                 cluster->options->store_path);
     if (length < 0 || (size_t)length >= sizeof path - 8)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "store.path is too long");
-    cairn_status status = cairn_store_each(cluster->store, CAIRN_STORED_KEYS, load, keys, why);
+    cairn_status status = store_each(cluster->store, CAIRN_STORED_KEYS, load, keys, why);
     if (status != CAIRN_OK) return status;
     status = read_file(path, &keys->signer, why);
     if (status == CAIRN_ERR_NOT_FOUND)
@@ -208,22 +207,22 @@ cairn_status cairn_cluster_keys_open(struct cairn_cluster *cluster, struct cairn
     return status == CAIRN_OK ? trust_own(cluster, why) : status;
 }
 
-void cairn_cluster_keys_close(struct cairn_cluster *cluster)
+void coord_keys_close(struct coord *cluster)
 {
-    struct cairn_cluster_keys *keys = cluster->keys;
+    struct coord_keys *keys = cluster->keys;
     if (keys == NULL) return;
-    cairn_cluster_waiters_release(&keys->waiter);
+    coord_waiters_release(&keys->waiter);
     sodium_memzero(keys, sizeof *keys);
     free(keys);
     cluster->keys = NULL;
 }
 
-const struct cairn_secret_key *cairn_cluster_keys_signer(const struct cairn_cluster *cluster)
+const struct cairn_secret_key *coord_keys_signer(const struct coord *cluster)
 {
     return &cluster->keys->signer;
 }
 
-void cairn_cluster_keys_ring(const struct cairn_cluster *cluster, struct cairn_key_ring *out)
+void coord_keys_ring(const struct coord *cluster, struct cairn_key_ring *out)
 {
     out->count = cluster->keys->count;
     for (size_t i = 0; i < out->count; i++) out->keys[i] = cluster->keys->list[i].key;
@@ -231,9 +230,8 @@ void cairn_cluster_keys_ring(const struct cairn_cluster *cluster, struct cairn_k
 
 /* ---- what an admin asks ---- */
 
-void cairn_cluster_keys_fill_list(const struct cairn_cluster *cluster,
-                                  const struct cairn_trusted_key *list, size_t count,
-                                  struct cairn_keys_message *room)
+void coord_keys_fill_list(const struct coord *cluster, const struct trusted_key *list, size_t count,
+                          struct keys_message *room)
 {
     const struct cairn_public_key *signer = &cluster->keys->signer.public_key;
     cairn__keys__init(&room->keys);
@@ -253,26 +251,26 @@ void cairn_cluster_keys_fill_list(const struct cairn_cluster *cluster,
     room->keys.n_keys = count;
 }
 
-void cairn_cluster_keys_fill(const struct cairn_cluster *cluster, struct cairn_keys_message *room)
+void coord_keys_fill(const struct coord *cluster, struct keys_message *room)
 {
-    cairn_cluster_keys_fill_list(cluster, cluster->keys->list, cluster->keys->count, room);
+    coord_keys_fill_list(cluster, cluster->keys->list, cluster->keys->count, room);
 }
 
-void cairn_cluster_keys_answer(struct cairn_cluster_session *session, uint32_t request)
+void coord_keys_answer(struct coord_session *session, uint32_t request)
 {
-    struct cairn_keys_message message;
-    cairn_cluster_keys_fill(session->cluster, &message);
-    cairn_cluster_session_send(session, CAIRN_MSG_KEYS, request, &message.keys.base);
+    struct keys_message message;
+    coord_keys_fill(session->cluster, &message);
+    coord_session_send(session, CAIRN_MSG_KEYS, request, &message.keys.base);
 }
 
 /* ---- what shards keep ---- */
 
-size_t cairn_cluster_keys_unknown(struct cairn_cluster *cluster, const Cairn__Keys *kept,
-                                  struct cairn_trusted_key list[CAIRN_KEYS_MAX], size_t count)
+size_t coord_keys_unknown(struct coord *cluster, const Cairn__Keys *kept,
+                          struct trusted_key list[CAIRN_KEYS_MAX], size_t count)
 {
     for (size_t i = 0; kept != NULL && i < kept->n_keys; i++) {
-        struct cairn_trusted_key key = { .is_own = kept->keys[i]->own,
-                                         .since_unix_s = kept->keys[i]->since_unix_ms / 1000 };
+        struct trusted_key key = { .is_own = kept->keys[i]->own,
+                                   .since_unix_s = kept->keys[i]->since_unix_ms / 1000 };
         bool known = cairn_public_key_parse(kept->keys[i]->line, &key.key, NULL) != CAIRN_OK ||
                      find(cluster->keys, &key.key) != NULL;
         for (size_t k = 0; k < count; k++)
@@ -282,68 +280,67 @@ size_t cairn_cluster_keys_unknown(struct cairn_cluster *cluster, const Cairn__Ke
     return count;
 }
 
-void cairn_cluster_keys_adopted(struct cairn_cluster *cluster, const struct cairn_trusted_key *list,
-                                size_t count)
+void coord_keys_adopted(struct coord *cluster, const struct trusted_key *list, size_t count)
 {
-    struct cairn_cluster_keys *keys = cluster->keys;
+    struct coord_keys *keys = cluster->keys;
     char id[CAIRN_KEY_NAME_BYTES];
     for (size_t i = 0; i < count; i++) {
         keys->list[keys->count++] = list[i];
         cairn_key_name(list[i].key.id, id);
         cairn_log_info("key %s was trusted by the store that was lost, and is so here", id);
-        cairn_cluster_event_note(cluster, CAIRN_EVENT_KEY, NULL, NULL,
-                                 "key %s, which the lost store trusted, was adopted", id);
+        coord_event_note(cluster, CAIRN_EVENT_KEY, NULL, NULL,
+                         "key %s, which the lost store trusted, was adopted", id);
     }
 }
 
-bool cairn_cluster_keys_are_changing(const struct cairn_cluster *cluster)
+bool coord_keys_are_changing(const struct coord *cluster)
 {
     return cluster->keys->is_changing;
 }
 
-static void tell_shards(struct cairn_cluster *cluster, struct cairn_keys_message *message)
+static void tell_shards(struct coord *cluster, struct keys_message *message)
 {
     Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
     beat.keys = &message->keys;
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
         if (s->session != NULL && !s->session->closing)
-            cairn_cluster_session_send(s->session, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+            coord_session_send(s->session, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
 }
 
 /* ---- a change ---- */
 
-static void apply(struct cairn_cluster_keys *keys)
+static void apply(struct coord_keys *keys)
 {
-    struct cairn_trusted_key *there = find(keys, &keys->changing.key);
+    struct trusted_key *there = find(keys, &keys->changing.key);
     if (keys->is_untrust && there != NULL)
         *there = keys->list[--keys->count];
     else if (!keys->is_untrust && there == NULL)
         keys->list[keys->count++] = keys->changing;
 }
 
-static void on_saved(const struct cairn_cluster_saved *saved)
+static void on_saved(const struct coord_saved *saved)
 {
-    struct cairn_cluster_keys *keys = saved->cluster->keys;
+    struct coord_keys *keys = saved->cluster->keys;
     keys->is_changing = false;
     if (saved->status != CAIRN_OK) {
-        cairn_cluster_waiters_fail(&keys->waiter, saved->status, saved->why);
+        coord_waiters_fail(&keys->waiter, saved->status, saved->why);
         return;
     }
     char id[CAIRN_KEY_NAME_BYTES];
-    struct cairn_keys_message message;
+    struct keys_message message;
     apply(keys);
     cairn_key_name(keys->changing.key.id, id);
     cairn_log_info("key %s is %s", id, keys->is_untrust ? "not trusted any more" : "trusted");
-    cairn_cluster_event_note(saved->cluster, CAIRN_EVENT_KEY, NULL, NULL,
-                             "key %s is %s, by an operator's word", id,
-                             keys->is_untrust ? "not trusted any more" : "trusted");
-    cairn_cluster_keys_fill(saved->cluster, &message);
+    coord_event_note(saved->cluster, CAIRN_EVENT_KEY, NULL, NULL,
+                     "key %s is %s, by an operator's word", id,
+                     keys->is_untrust ? "not trusted any more" : "trusted");
+    coord_keys_fill(saved->cluster, &message);
     tell_shards(saved->cluster, &message);
-    cairn_cluster_waiters_answer(&keys->waiter, CAIRN_MSG_KEYS, &message.keys.base);
+    coord_waiters_answer(&keys->waiter, CAIRN_MSG_KEYS, &message.keys.base);
 }
 
 /* The key of the list that has the id "0123456789ABCDEF", or is that line. */
-static struct cairn_trusted_key *named(struct cairn_cluster_keys *keys, const char *text)
+static struct trusted_key *named(struct coord_keys *keys, const char *text)
 {
     struct cairn_public_key key;
     char id[CAIRN_KEY_NAME_BYTES];
@@ -355,10 +352,10 @@ static struct cairn_trusted_key *named(struct cairn_cluster_keys *keys, const ch
     return NULL;
 }
 
-static cairn_status judge_untrust(struct cairn_cluster_keys *keys, const char *text,
+static cairn_status judge_untrust(struct coord_keys *keys, const char *text,
                                   struct cairn_sentence *why)
 {
-    const struct cairn_trusted_key *key = named(keys, text);
+    const struct trusted_key *key = named(keys, text);
     if (key == NULL)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
                           "no key \"%.100s\" is trusted; `cairn key list` shows those that are",
@@ -373,54 +370,51 @@ static cairn_status judge_untrust(struct cairn_cluster_keys *keys, const char *t
     return CAIRN_OK;
 }
 
-static cairn_status judge_trust(struct cairn_cluster_keys *keys, const char *text,
+static cairn_status judge_trust(struct coord_keys *keys, const char *text,
                                 struct cairn_sentence *why)
 {
     struct cairn_public_key key;
     const cairn_status status = cairn_public_key_parse(text, &key, why);
     if (status != CAIRN_OK) return status;
-    const struct cairn_trusted_key *there = find(keys, &key);
+    const struct trusted_key *there = find(keys, &key);
     if (there == NULL && keys->count == CAIRN_KEYS_MAX)
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "%d keys are trusted already; `cairn key untrust` takes one off",
                           CAIRN_KEYS_MAX);
-    keys->changing = there != NULL ? *there
-                                   : (struct cairn_trusted_key) { key, false, cairn_wall_unix_s() };
+    keys->changing = there != NULL ? *there : (struct trusted_key) { key, false, wall_unix_s() };
     return CAIRN_OK;
 }
 
-void cairn_cluster_key_trust(struct cairn_cluster_session *session, uint32_t request,
-                             const Cairn__KeyTrust *message)
+void coord_key_trust(struct coord_session *session, uint32_t request,
+                     const Cairn__KeyTrust *message)
 {
-    struct cairn_cluster *cluster = session->cluster;
-    struct cairn_cluster_keys *keys = cluster->keys;
+    struct coord *cluster = session->cluster;
+    struct coord_keys *keys = cluster->keys;
     struct cairn_sentence why = { "" };
     cairn_status status = keys->is_changing || cluster->adoption != NULL
                               ? cairn_fail(&why, CAIRN_ERR_BUSY,
                                            "the keys are being changed: ask again")
                           : message->untrust ? judge_untrust(keys, message->key, &why)
                                              : judge_trust(keys, message->key, &why);
-    if (status == CAIRN_OK && !cairn_cluster_waiters_add(&keys->waiter, session, request))
+    if (status == CAIRN_OK && !coord_waiters_add(&keys->waiter, session, request))
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status != CAIRN_OK) {
-        cairn_cluster_session_error(session, request, status, why.text);
+        coord_session_error(session, request, status, why.text);
         return;
     }
     char line[CAIRN_KEY_LINE_BYTES];
     cairn_public_key_line(&keys->changing.key, line);
     keys->is_changing = true;
     keys->is_untrust = message->untrust;
-    const struct cairn_stored_key row = { line, keys->changing.is_own,
-                                          keys->changing.since_unix_s };
-    status = cairn_cluster_save(cluster, message->untrust ? CAIRN_STORE_KEY_DROP : CAIRN_STORE_KEY,
-                                &row, 1, 0, on_saved, &why);
+    const struct stored_key row = { line, keys->changing.is_own, keys->changing.since_unix_s };
+    status = coord_save(cluster, message->untrust ? CAIRN_STORE_KEY_DROP : CAIRN_STORE_KEY, &row, 1,
+                        0, on_saved, &why);
     if (status == CAIRN_OK) return;
     keys->is_changing = false;
-    cairn_cluster_waiters_fail(&keys->waiter, status, why.text);
+    coord_waiters_fail(&keys->waiter, status, why.text);
 }
 
-void cairn_cluster_keys_forget(struct cairn_cluster *cluster,
-                               const struct cairn_cluster_session *session)
+void coord_keys_forget(struct coord *cluster, const struct coord_session *session)
 {
-    if (cluster->keys != NULL) cairn_cluster_waiters_forget(&cluster->keys->waiter, session);
+    if (cluster->keys != NULL) coord_waiters_forget(&cluster->keys->waiter, session);
 }

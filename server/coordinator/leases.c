@@ -16,51 +16,49 @@ static bool is_newest(struct cairn_version wanted)
     return wanted.generation == 0 && wanted.step == 0;
 }
 
-static uint64_t now_ms(const struct cairn_cluster_job *job)
+static uint64_t now_ms(const struct coord_job *job)
 {
-    return cairn_cluster_now_ms(job->cluster);
+    return coord_now_ms(job->cluster);
 }
 
 /* ---- what there is ---- */
 
-static struct cairn_cluster_kept *find_kept(const struct cairn_cluster_job *job,
-                                            struct cairn_version version)
+static struct coord_kept *find_kept(const struct coord_job *job, struct cairn_version version)
 {
-    struct cairn_cluster_kept *kept = job->leases.kept;
+    struct coord_kept *kept = job->leases.kept;
     while (kept != NULL && cairn_version_compare(kept->version, version) != 0) kept = kept->next;
     return kept;
 }
 
-static struct cairn_cluster_kept *kept_of_number(const struct cairn_cluster_job *job,
-                                                 uint64_t number)
+static struct coord_kept *kept_of_number(const struct coord_job *job, uint64_t number)
 {
-    struct cairn_cluster_kept *kept = job->leases.kept;
+    struct coord_kept *kept = job->leases.kept;
     while (kept != NULL && kept->number != number) kept = kept->next;
     return kept;
 }
 
 /* The member's lease of a version; of {0, 0}: the one that waits for the newest. */
-static struct cairn_cluster_lease *find_lease(const struct cairn_cluster_member *member,
-                                              struct cairn_version version)
+static struct coord_lease *find_lease(const struct coord_member *member,
+                                      struct cairn_version version)
 {
-    struct cairn_cluster_lease *lease = member->job->leases.list;
+    struct coord_lease *lease = member->job->leases.list;
     while (lease != NULL &&
            (lease->member != member || cairn_version_compare(lease->version, version) != 0))
         lease = lease->next;
     return lease;
 }
 
-static bool is_wanted(const struct cairn_cluster_job *job, const struct cairn_cluster_kept *kept)
+static bool is_wanted(const struct coord_job *job, const struct coord_kept *kept)
 {
-    for (const struct cairn_cluster_lease *l = job->leases.list; l != NULL; l = l->next)
+    for (const struct coord_lease *l = job->leases.list; l != NULL; l = l->next)
         if (l->kept == kept) return true;
     return false;
 }
 
 /* The shards forget it; an answer that is on its way finds nothing. */
-static void end_kept(struct cairn_cluster_job *job, struct cairn_cluster_kept *kept)
+static void end_kept(struct coord_job *job, struct coord_kept *kept)
 {
-    struct cairn_cluster_kept **at = &job->leases.kept;
+    struct coord_kept **at = &job->leases.kept;
     while (*at != kept) at = &(*at)->next;
     *at = kept->next;
     Cairn__LeaseEnd end = CAIRN__LEASE_END__INIT;
@@ -68,34 +66,34 @@ static void end_kept(struct cairn_cluster_job *job, struct cairn_cluster_kept *k
     end.lease = kept->number;
     CAIRN_EACH_SHARD (job, i) {
         if (job->cluster->closing) break;
-        cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_LEASE_END, 0, &end.base);
+        coord_session_send(job->shards[i].seat->session, CAIRN_MSG_LEASE_END, 0, &end.base);
     }
     free(kept);
 }
 
 /* Its version is kept no longer, if it was the last one of it. */
-static void end_lease(struct cairn_cluster_job *job, struct cairn_cluster_lease *lease)
+static void end_lease(struct coord_job *job, struct coord_lease *lease)
 {
-    struct cairn_cluster_lease **at = &job->leases.list;
+    struct coord_lease **at = &job->leases.list;
     while (*at != lease) at = &(*at)->next;
     *at = lease->next;
-    struct cairn_cluster_kept *kept = lease->kept;
+    struct coord_kept *kept = lease->kept;
     free(lease);
     if (kept != NULL && !is_wanted(job, kept)) end_kept(job, kept);
 }
 
-static void fail_request(struct cairn_cluster_lease *lease, cairn_status status, const char *text)
+static void fail_request(struct coord_lease *lease, cairn_status status, const char *text)
 {
     if (lease->request != 0)
-        cairn_cluster_session_error(lease->member->session, lease->request, status, text);
+        coord_session_error(lease->member->session, lease->request, status, text);
     lease->request = 0;
 }
 
 /* ---- asking the shards ---- */
 
-static void grant(struct cairn_cluster_job *job, struct cairn_cluster_lease *lease)
+static void grant(struct coord_job *job, struct coord_lease *lease)
 {
-    const struct cairn_cluster_kept *kept = lease->kept;
+    const struct coord_kept *kept = lease->kept;
     if (lease->ends_ms == 0)
         cairn_log_info("%s %s leases version %" PRIu64 ".%" PRIu64 " of job %s for %" PRIu64 " ms",
                        cairn_role_name(lease->member->role), lease->member->session->name,
@@ -107,22 +105,21 @@ static void grant(struct cairn_cluster_job *job, struct cairn_cluster_lease *lea
     leased.generation = kept->version.generation;
     leased.step = kept->version.step;
     leased.ttl_ms = (uint32_t)lease->ttl_ms;
-    cairn_cluster_session_send(lease->member->session, CAIRN_MSG_LEASED, lease->request,
-                               &leased.base);
+    coord_session_send(lease->member->session, CAIRN_MSG_LEASED, lease->request, &leased.base);
     lease->request = 0;
 }
 
-static void ask_shards(struct cairn_cluster_job *job, struct cairn_cluster_kept *kept);
+static void ask_shards(struct coord_job *job, struct coord_kept *kept);
 
 /* Keeping a version failed: a request for it gets no lease, and a lease that was to be renewed
  * stays as it was, unless the version is gone. May free `kept`. */
-static void refuse(struct cairn_cluster_job *job, const struct cairn_cluster_kept *kept,
-                   cairn_status status, const char *why)
+static void refuse(struct coord_job *job, const struct coord_kept *kept, cairn_status status,
+                   const char *why)
 {
     const bool gone = status == CAIRN_ERR_VERSION_GONE;
     const uint64_t number = kept->number;
-    struct cairn_cluster_lease *next;
-    for (struct cairn_cluster_lease *l = job->leases.list; l != NULL; l = next) {
+    struct coord_lease *next;
+    for (struct coord_lease *l = job->leases.list; l != NULL; l = next) {
         next = l->next;
         if (l->kept == NULL || l->kept->number != number || (!l->asked && !gone)) continue;
         l->asked = false;
@@ -131,17 +128,16 @@ static void refuse(struct cairn_cluster_job *job, const struct cairn_cluster_kep
     }
 }
 
-static void on_kept(struct cairn_cluster_job *job, const void *about, cairn_status status,
-                    const char *why)
+static void on_kept(struct coord_job *job, const void *about, cairn_status status, const char *why)
 {
     const uint64_t number = *(const uint64_t *)about;
-    struct cairn_cluster_kept *kept = kept_of_number(job, number);
+    struct coord_kept *kept = kept_of_number(job, number);
     if (kept == NULL) return; // ended meanwhile
     kept->asking = false;
     if (status != CAIRN_OK) {
         refuse(job, kept, status, why);
     } else {
-        for (struct cairn_cluster_lease *l = job->leases.list; l != NULL; l = l->next) {
+        for (struct coord_lease *l = job->leases.list; l != NULL; l = l->next) {
             if (l->kept != kept || !l->asked) continue;
             l->asked = false;
             grant(job, l);
@@ -152,11 +148,10 @@ static void on_kept(struct cairn_cluster_job *job, const void *about, cairn_stat
 }
 
 /* For the longest of its leases. */
-static uint32_t longest_ms(const struct cairn_cluster_job *job,
-                           const struct cairn_cluster_kept *kept)
+static uint32_t longest_ms(const struct coord_job *job, const struct coord_kept *kept)
 {
     uint64_t longest = 1;
-    for (const struct cairn_cluster_lease *l = job->leases.list; l != NULL; l = l->next) {
+    for (const struct coord_lease *l = job->leases.list; l != NULL; l = l->next) {
         if (l->kept != kept) continue;
         uint64_t left = l->request != 0 ? l->ttl_ms : 0;
         if (l->ends_ms > now_ms(job) && l->ends_ms - now_ms(job) > left)
@@ -167,18 +162,17 @@ static uint32_t longest_ms(const struct cairn_cluster_job *job,
 }
 
 /* A shard that joined later, or joins, has nothing of the version. */
-static bool may_have(const struct cairn_cluster_job *job, uint32_t shard,
-                     struct cairn_version version)
+static bool may_have(const struct coord_job *job, uint32_t shard, struct cairn_version version)
 {
-    return cairn_cluster_job_in_force(job, shard) &&
+    return coord_job_in_force(job, shard) &&
            cairn_version_compare(version, job->shards[shard].joined_at) > 0;
 }
 
-static void ask_shards(struct cairn_cluster_job *job, struct cairn_cluster_kept *kept)
+static void ask_shards(struct coord_job *job, struct coord_kept *kept)
 {
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_kept, &kept->number,
-                                                                        sizeof kept->number);
-    for (struct cairn_cluster_lease *l = job->leases.list; l != NULL; l = l->next)
+    struct coord_gather *gather = coord_gather_open_job(job, on_kept, &kept->number,
+                                                        sizeof kept->number);
+    for (struct coord_lease *l = job->leases.list; l != NULL; l = l->next)
         if (l->kept == kept && l->request != 0) l->asked = true;
     if (gather == NULL) {
         refuse(job, kept, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
@@ -196,19 +190,18 @@ static void ask_shards(struct cairn_cluster_job *job, struct cairn_cluster_kept 
     keep.ttl_ms = longest_ms(job, kept);
     CAIRN_EACH_SHARD (job, i) {
         if (may_have(job, i, kept->version))
-            (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_LEASE_KEEP,
-                                            &keep.base);
+            (void)coord_gather_send(gather, job->shards[i].seat, CAIRN_MSG_LEASE_KEEP, &keep.base);
     }
-    cairn_cluster_gather_start(gather);
+    coord_gather_start(gather);
 }
 
-void cairn_cluster_leases_republished(struct cairn_cluster_job *job)
+void coord_leases_republished(struct coord_job *job)
 {
-    const struct cairn_version newest = cairn_cluster_job_version(job);
-    struct cairn_cluster_kept *kept = find_kept(job, newest);
+    const struct cairn_version newest = coord_job_version(job);
+    struct coord_kept *kept = find_kept(job, newest);
     CAIRN_EACH_SHARD (job, i) {
         struct cairn_version *joined_at = &job->shards[i].joined_at;
-        if (!cairn_cluster_job_in_force(job, i) || may_have(job, i, newest)) continue;
+        if (!coord_job_in_force(job, i) || may_have(job, i, newest)) continue;
         *joined_at = newest.step > 0 ? (struct cairn_version) { newest.generation, newest.step - 1 }
                                      : (struct cairn_version) { newest.generation - 1, UINT64_MAX };
     }
@@ -222,15 +215,14 @@ void cairn_cluster_leases_republished(struct cairn_cluster_job *job)
 /* ---- taking ---- */
 
 /* NULL: refused, and the lease has ended. */
-static struct cairn_cluster_kept *keep(struct cairn_cluster_job *job,
-                                       struct cairn_cluster_lease *lease)
+static struct coord_kept *keep(struct coord_job *job, struct coord_lease *lease)
 {
     const int64_t most = job->cluster->options->lease_versions_max;
-    struct cairn_cluster_kept *kept = find_kept(job, lease->version);
+    struct coord_kept *kept = find_kept(job, lease->version);
     int64_t count = 0;
     struct cairn_sentence why;
     if (kept != NULL) return kept;
-    for (const struct cairn_cluster_kept *k = job->leases.kept; k != NULL; k = k->next) count++;
+    for (const struct coord_kept *k = job->leases.kept; k != NULL; k = k->next) count++;
     cairn_sentence_set(
         &why,
         "%" PRId64
@@ -252,11 +244,10 @@ static struct cairn_cluster_kept *keep(struct cairn_cluster_job *job,
 }
 
 /* Its version is known now; a lease of it that the member has is renewed instead. */
-static struct cairn_cluster_lease *choose_newest(struct cairn_cluster_job *job,
-                                                 struct cairn_cluster_lease *lease)
+static struct coord_lease *choose_newest(struct coord_job *job, struct coord_lease *lease)
 {
-    const struct cairn_version newest = cairn_cluster_job_version(job);
-    struct cairn_cluster_lease *held = find_lease(lease->member, newest);
+    const struct cairn_version newest = coord_job_version(job);
+    struct coord_lease *held = find_lease(lease->member, newest);
     lease->version = newest;
     if (held == NULL) return lease;
     fail_request(held, CAIRN_ERR_BUSY, "this version was asked for again meanwhile");
@@ -266,11 +257,11 @@ static struct cairn_cluster_lease *choose_newest(struct cairn_cluster_job *job,
     return held;
 }
 
-static void take(struct cairn_cluster_job *job, struct cairn_cluster_lease *lease)
+static void take(struct coord_job *job, struct coord_lease *lease)
 {
     if (is_newest(lease->version)) lease = choose_newest(job, lease);
     if (lease->kept == NULL) {
-        struct cairn_cluster_kept *kept = keep(job, lease);
+        struct coord_kept *kept = keep(job, lease);
         if (kept == NULL) return;
         lease->kept = kept;
     }
@@ -281,18 +272,18 @@ static void take(struct cairn_cluster_job *job, struct cairn_cluster_lease *leas
 }
 
 /* Before, a new coordinator does not know the newest version, and a shard that is away would not hear it. */
-static bool may_take(const struct cairn_cluster_job *job)
+static bool may_take(const struct coord_job *job)
 {
     if (job->core == NULL || !job->initialized || job->state == CAIRN_CLUSTER_JOB_LOST ||
-        !cairn_cluster_job_shards_up(job))
+        !coord_job_shards_up(job))
         return false;
-    const enum cairn_round_stage stage = cairn_round_stage_of(job->core);
+    const enum round_stage stage = round_stage_of(job->core);
     return stage >= CAIRN_ROUND_STEADY && stage != CAIRN_ROUND_FAILED;
 }
 
-void cairn_cluster_leases_advance(struct cairn_cluster_job *job)
+void coord_leases_advance(struct coord_job *job)
 {
-    struct cairn_cluster_lease *lease = job->leases.list;
+    struct coord_lease *lease = job->leases.list;
     while (lease != NULL && may_take(job)) {
         if (lease->kept != NULL) {
             lease = lease->next;
@@ -303,13 +294,13 @@ void cairn_cluster_leases_advance(struct cairn_cluster_job *job)
     }
 }
 
-static cairn_status judge_take(const struct cairn_cluster_member *member,
-                               const Cairn__LeaseTake *message, struct cairn_sentence *why)
+static cairn_status judge_take(const struct coord_member *member, const Cairn__LeaseTake *message,
+                               struct cairn_sentence *why)
 {
-    const struct cairn_cluster_job *job = member->job;
+    const struct coord_job *job = member->job;
     const int64_t most_ms = job->cluster->options->lease_ttl_max_ms;
     size_t count = 0;
-    for (const struct cairn_cluster_lease *l = job->leases.list; l != NULL; l = l->next)
+    for (const struct coord_lease *l = job->leases.list; l != NULL; l = l->next)
         count += l->member == member;
     if (message->ttl_ms == 0 || message->ttl_ms > (uint64_t)most_ms)
         return cairn_fail(why, CAIRN_ERR_INVALID,
@@ -324,12 +315,12 @@ static cairn_status judge_take(const struct cairn_cluster_member *member,
     return CAIRN_OK;
 }
 
-void cairn_cluster_lease_take(struct cairn_cluster_member *member, uint32_t request,
-                              const Cairn__LeaseTake *message)
+void coord_lease_take(struct coord_member *member, uint32_t request,
+                      const Cairn__LeaseTake *message)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     const struct cairn_version wanted = { message->generation, message->step };
-    struct cairn_cluster_lease *lease = find_lease(member, wanted);
+    struct coord_lease *lease = find_lease(member, wanted);
     struct cairn_sentence why;
     cairn_status status = judge_take(member, message, &why);
     if (lease != NULL && lease->request != 0)
@@ -337,7 +328,7 @@ void cairn_cluster_lease_take(struct cairn_cluster_member *member, uint32_t requ
     if (status == CAIRN_OK && lease == NULL && (lease = calloc(1, sizeof *lease)) == NULL)
         status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     if (status != CAIRN_OK) {
-        cairn_cluster_session_error(member->session, request, status, why.text);
+        coord_session_error(member->session, request, status, why.text);
         return;
     }
     lease->request = request;
@@ -348,7 +339,7 @@ void cairn_cluster_lease_take(struct cairn_cluster_member *member, uint32_t requ
         lease->key = message->key;
         lease->next = job->leases.list;
         job->leases.list = lease;
-        cairn_cluster_leases_advance(job);
+        coord_leases_advance(job);
     } else if (lease->kept != NULL) {
         take(job, lease);
     }
@@ -356,10 +347,10 @@ void cairn_cluster_lease_take(struct cairn_cluster_member *member, uint32_t requ
 
 /* ---- ending ---- */
 
-void cairn_cluster_lease_drop(struct cairn_cluster_member *member, const Cairn__LeaseDrop *message)
+void coord_lease_drop(struct coord_member *member, const Cairn__LeaseDrop *message)
 {
     const struct cairn_version version = { message->generation, message->step };
-    struct cairn_cluster_lease *lease = member->job->leases.list;
+    struct coord_lease *lease = member->job->leases.list;
     while (lease != NULL &&
            (lease->member != member ||
             (message->key != 0 ? lease->key != message->key
@@ -370,10 +361,10 @@ void cairn_cluster_lease_drop(struct cairn_cluster_member *member, const Cairn__
     end_lease(member->job, lease);
 }
 
-void cairn_cluster_leases_tick(struct cairn_cluster_job *job)
+void coord_leases_tick(struct coord_job *job)
 {
-    struct cairn_cluster_lease *next;
-    for (struct cairn_cluster_lease *l = job->leases.list; l != NULL; l = next) {
+    struct coord_lease *next;
+    for (struct coord_lease *l = job->leases.list; l != NULL; l = next) {
         next = l->next;
         if (l->ends_ms == 0 || l->ends_ms > now_ms(job) || l->asked) continue;
         cairn_log_info("%s %s has not renewed its lease of version %" PRIu64 ".%" PRIu64
@@ -384,32 +375,30 @@ void cairn_cluster_leases_tick(struct cairn_cluster_job *job)
     }
 }
 
-bool cairn_cluster_leases_waiting(const struct cairn_cluster_member *member,
-                                  struct cairn_sentence *out)
+bool coord_leases_waiting(const struct coord_member *member, struct cairn_sentence *out)
 {
-    for (const struct cairn_cluster_lease *l = member->job->leases.list; l != NULL; l = l->next) {
+    for (const struct coord_lease *l = member->job->leases.list; l != NULL; l = l->next) {
         if (l->member != member || l->request == 0 || l->kept == NULL || !l->kept->asking) continue;
         cairn_sentence_set(out,
                            "the shards that have not said yet that they keep version %" PRIu64
                            ".%" PRIu64 ": ",
                            l->version.generation, l->version.step);
-        cairn_cluster_gather_awaited(l->kept->gather, out);
+        coord_gather_awaited(l->kept->gather, out);
         return true;
     }
     return false;
 }
 
-void cairn_cluster_leases_fail(struct cairn_cluster_member *member, cairn_status status,
-                               const char *text)
+void coord_leases_fail(struct coord_member *member, cairn_status status, const char *text)
 {
-    for (struct cairn_cluster_lease *l = member->job->leases.list; l != NULL; l = l->next)
+    for (struct coord_lease *l = member->job->leases.list; l != NULL; l = l->next)
         if (l->member == member) fail_request(l, status, text);
 }
 
-void cairn_cluster_leases_forget(struct cairn_cluster_member *member)
+void coord_leases_forget(struct coord_member *member)
 {
-    struct cairn_cluster_lease *next;
-    for (struct cairn_cluster_lease *l = member->job->leases.list; l != NULL; l = next) {
+    struct coord_lease *next;
+    for (struct coord_lease *l = member->job->leases.list; l != NULL; l = next) {
         next = l->next;
         if (l->member == member) end_lease(member->job, l);
     }
@@ -424,47 +413,45 @@ void cairn_cluster_leases_forget(struct cairn_cluster_member *member)
 #define GENERATION_BLOCK 16 /* made durable at a time, and as many as can be asked for at once */
 
 /* So many that all may ask before one is answered. */
-static uint64_t generations_needed(const struct cairn_cluster_job *job)
+static uint64_t generations_needed(const struct coord_job *job)
 {
-    uint64_t now = cairn_cluster_job_version(job).generation;
-    const bool known = cairn_round_stage_of(job->core) >= CAIRN_ROUND_STEADY;
+    uint64_t now = coord_job_version(job).generation;
+    const bool known = round_stage_of(job->core) >= CAIRN_ROUND_STEADY;
     // The shards were not heard yet: what was reserved may be used up.
     if (!known && job->reserved.generation > now) now = job->reserved.generation;
     return now + 1 + job->members.count;
 }
 
-static void begin(struct cairn_cluster_member *member)
+static void begin(struct coord_member *member)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     member->write.reserves = false;
-    if (cairn_round_stage_of(job->core) == CAIRN_ROUND_OPEN &&
-        cairn_round_contributes(job->core, member->id)) {
+    if (round_stage_of(job->core) == CAIRN_ROUND_OPEN && round_contributes(job->core, member->id)) {
         cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") writes",
                            member->session->name, member->rank);
     }
-    const struct cairn_round_event write = { .kind = CAIRN_ROUND_WORKER_WRITE,
-                                             .member = member->id };
-    cairn_cluster_job_event(job, &write);
+    const struct round_event write = { .kind = CAIRN_ROUND_WORKER_WRITE, .member = member->id };
+    coord_job_event(job, &write);
 }
 
-static void fail(struct cairn_cluster_member *member, cairn_status status, const char *text)
+static void fail(struct coord_member *member, cairn_status status, const char *text)
 {
-    cairn_cluster_session_error(member->session, member->write.request, status, text);
+    coord_session_error(member->session, member->write.request, status, text);
     member->write.request = 0;
     member->write.reserves = false;
 }
 
-static struct cairn_cluster_member *find_reserving(const struct cairn_cluster_job *job)
+static struct coord_member *find_reserving(const struct coord_job *job)
 {
-    struct cairn_cluster_member *member = job->members.list;
+    struct coord_member *member = job->members.list;
     while (member != NULL && !member->write.reserves) member = member->next_of_job;
     return member;
 }
 
-static void on_reserved(const struct cairn_cluster_saved *saved)
+static void on_reserved(const struct coord_saved *saved)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
-    struct cairn_cluster_member *member;
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
+    struct coord_member *member;
     if (job == NULL) return;
     if (saved->status == CAIRN_OK && saved->number > job->reserved.generation)
         job->reserved.generation = saved->number;
@@ -479,9 +466,9 @@ static void on_reserved(const struct cairn_cluster_saved *saved)
     }
 }
 
-void cairn_cluster_member_write(struct cairn_cluster_member *member, uint32_t request)
+void coord_member_write(struct coord_member *member, uint32_t request)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     struct cairn_sentence why;
     member->write.request = request;
     if (!job->initialized) {
@@ -497,25 +484,25 @@ void cairn_cluster_member_write(struct cairn_cluster_member *member, uint32_t re
     }
     member->write.reserves = true;
     if (job->reserved.asked >= needed) return;
-    const cairn_status status = cairn_cluster_save_job(
-        job, CAIRN_STORE_GENERATION, NULL, needed + GENERATION_BLOCK, on_reserved, &why);
+    const cairn_status status = coord_save_job(job, CAIRN_STORE_GENERATION, NULL,
+                                               needed + GENERATION_BLOCK, on_reserved, &why);
     if (status == CAIRN_OK)
         job->reserved.asked = needed + GENERATION_BLOCK;
     else
         fail(member, status, why.text);
 }
 
-void cairn_cluster_member_unwrite(struct cairn_cluster_member *member, uint64_t round)
+void coord_member_unwrite(struct coord_member *member, uint64_t round)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     member->write.reserves = false;
-    const struct cairn_round_event unwrite = { .kind = CAIRN_ROUND_WORKER_UNWRITE,
-                                               .member = member->id,
-                                               .round = round };
-    if (job->core != NULL && cairn_round_open_round(job->core) == round) {
+    const struct round_event unwrite = { .kind = CAIRN_ROUND_WORKER_UNWRITE,
+                                         .member = member->id,
+                                         .round = round };
+    if (job->core != NULL && round_open_round(job->core) == round) {
         cairn_sentence_set(&job->rounds.epoch_reason,
                            "worker %s (rank %" PRIu32 ") gave up its write", member->session->name,
                            member->rank);
     }
-    cairn_cluster_job_event(job, &unwrite);
+    coord_job_event(job, &unwrite);
 }

@@ -4,35 +4,35 @@
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 
-static struct cairn_cluster_options options;
-static struct cairn_cluster *cluster;
+static struct coord_options options;
+static struct coord *cluster;
 
 static const struct cairn_option *option_table(size_t *option_count_out);
 
-static void on_stop(struct cairn_daemon *daemon, void *context)
+static void on_stop(struct daemon *daemon, void *context)
 {
     (void)context;
-    if (cluster != NULL) cairn_cluster_close(cluster, NULL, NULL);
+    if (cluster != NULL) coord_close(cluster, NULL, NULL);
     cluster = NULL;
-    cairn_daemon_stop(daemon, 0);
+    daemon_stop(daemon, 0);
 }
 
-static cairn_status start(struct cairn_daemon *daemon, struct cairn_sentence *why)
+static cairn_status start(struct daemon *daemon, struct cairn_sentence *why)
 {
-    cairn_status status = cairn_cluster_open(&options, &daemon->loop, &cluster, why);
+    cairn_status status = coord_open(&options, &daemon->loop, &cluster, why);
     if (status != CAIRN_OK) return status;
-    return cairn_daemon_ready(daemon, cairn_cluster_address(cluster), why);
+    return daemon_ready(daemon, coord_address(cluster), why);
 }
 
 static cairn_status judge(const void *values, struct cairn_sentence *why)
 {
-    const cairn_status status = cairn_log_judge(&options.log, why);
-    return status == CAIRN_OK ? cairn_cluster_options_judge(values, why) : status;
+    const cairn_status status = log_judge(&options.log, why);
+    return status == CAIRN_OK ? coord_options_judge(values, why) : status;
 }
 
 int main(int argc, char **argv)
 {
-    struct cairn_daemon_spec spec = {
+    struct daemon_spec spec = {
         .name = "cairn-coordinator",
         .purpose =
             "Keeps the members, epochs, rounds, layouts and snapshots of a cluster of cairn-shard.",
@@ -41,26 +41,26 @@ int main(int argc, char **argv)
         .judge = judge,
         .on_stop = on_stop
     };
-    struct cairn_daemon daemon;
+    struct daemon daemon;
     struct cairn_sentence why;
     int exit_code;
     spec.options = option_table(&spec.option_count);
-    if (!cairn_daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
+    if (!daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
     options.build = CAIRN_BUILD;
-    cairn_daemon_log(&daemon, spec.name, &options.log);
+    daemon_log(&daemon, spec.name, &options.log);
     const cairn_status status = start(&daemon, &why);
     if (status != CAIRN_OK) {
-        cairn_daemon_fail(&daemon, status, &why);
-        if (cluster != NULL) cairn_cluster_close(cluster, NULL, NULL);
+        daemon_fail(&daemon, status, &why);
+        if (cluster != NULL) coord_close(cluster, NULL, NULL);
     }
-    return cairn_daemon_run(&daemon);
+    return daemon_run(&daemon);
 }
 
 /* ==== options ==== */
 
 /* The coordinator's configuration, as a table. */
 
-#define AT(member) offsetof(struct cairn_cluster_options, member)
+#define AT(member) offsetof(struct coord_options, member)
 
 static const struct cairn_option table[] = {
     { "cluster", "name", CAIRN_OPTION_STRING, AT(name), "cairn", 0, 0, "Name, for people." },
@@ -82,7 +82,7 @@ static const struct cairn_option table[] = {
     { "snapshots", "foreign", CAIRN_OPTION_BOOL, AT(snapshots_foreign), "no", 0, 0,
       "Take snapshots.path at the start though another cluster has it, which writes there no "
       "more." },
-    CAIRN_LISTENER_CONFIG(struct cairn_cluster_options, network),
+    CAIRN_LISTENER_CONFIG(struct coord_options, network),
     { "lease", "heartbeat", CAIRN_OPTION_DURATION, AT(heartbeat_ms), "1s", 10, 60000,
       "How often members are told that the coordinator lives, and say so themselves." },
     { "lease", "timeout", CAIRN_OPTION_DURATION, AT(lease_timeout_ms), "5s", 100, 600000,
@@ -103,7 +103,7 @@ static const struct cairn_option table[] = {
       "jobs." },
     { "reshard", "rebalance_above", CAIRN_OPTION_FACTOR, AT(rebalance_above), "1.1", 1000, 100000,
       "on_join moves nothing while no shard has more than so many times its share." },
-    CAIRN_LOG_CONFIG(struct cairn_cluster_options, log),
+    CAIRN_LOG_CONFIG(struct coord_options, log),
 };
 
 /* The table of it, for server/base/config.h. */

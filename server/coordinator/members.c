@@ -18,26 +18,23 @@
 
 enum member_known { UNKNOWN, TOLD, KNOWN };
 
-static void commits_fail(struct cairn_cluster_member *member, cairn_status status,
-                         const char *text);
-static void relapse_lost(const struct cairn_cluster_member *member);
-static void member_layout_changed(struct cairn_cluster_member *member);
+static void commits_fail(struct coord_member *member, cairn_status status, const char *text);
+static void relapse_lost(const struct coord_member *member);
+static void member_layout_changed(struct coord_member *member);
 
-struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_session *session,
-                                                       uint64_t job_id)
+struct coord_member *coord_member_find(struct coord_session *session, uint64_t job_id)
 {
-    struct cairn_cluster_member *found = NULL;
-    for (struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session) {
+    struct coord_member *found = NULL;
+    for (struct coord_member *m = session->members; m != NULL; m = m->next_of_session) {
         if (m->job_id != job_id || m->phase < CAIRN_MEMBER_JOINING) continue;
         if (found == NULL || m->phase == CAIRN_MEMBER_ATTACHED) found = m;
     }
     return found;
 }
 
-void cairn_cluster_job_member_add(struct cairn_cluster_job *job,
-                                  struct cairn_cluster_member *member)
+void coord_job_member_add(struct coord_job *job, struct coord_member *member)
 {
-    struct cairn_cluster_member **bucket = &job->members.by_id[member->id % CAIRN_MEMBER_BUCKETS];
+    struct coord_member **bucket = &job->members.by_id[member->id % CAIRN_MEMBER_BUCKETS];
     member->job = job;
     member->job_id = job->id;
     member->next_of_job = job->members.list;
@@ -46,12 +43,12 @@ void cairn_cluster_job_member_add(struct cairn_cluster_job *job,
     job->members.count++;
 }
 
-static void leave_job_list(struct cairn_cluster_member *member)
+static void leave_job_list(struct coord_member *member)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     if (job == NULL) return;
-    cairn_cluster_leases_forget(member);
-    struct cairn_cluster_member **at = &job->members.list;
+    coord_leases_forget(member);
+    struct coord_member **at = &job->members.list;
     while (*at != member) at = &(*at)->next_of_job;
     *at = member->next_of_job;
     at = &job->members.by_id[member->id % CAIRN_MEMBER_BUCKETS];
@@ -59,8 +56,8 @@ static void leave_job_list(struct cairn_cluster_member *member)
     *at = member->next_of_bucket;
     job->members.count--;
     job->members.read_bytes += member->read_bytes;
-    cairn_cluster_tiles_member_gone(job, member);
-    cairn_cluster_groups_member_gone(job);
+    coord_tiles_member_gone(job, member);
+    coord_groups_member_gone(job);
     member->job = NULL;
 }
 
@@ -70,14 +67,14 @@ static void free_spec(void *arg)
     free(arg);
 }
 
-void cairn_cluster_member_forget_spec(struct cairn_cluster_member *member)
+void coord_member_forget_spec(struct coord_member *member)
 {
-    struct cairn_cluster_opening *opening = &member->opening;
+    struct coord_opening *opening = &member->opening;
     const size_t bytes = opening->packed != NULL ? opening->packed->size : 0;
     struct cairn_job_spec_data *spec = malloc(sizeof *spec);
     if (spec != NULL) {
         *spec = opening->spec;
-        cairn_cluster_free_by(member->session->cluster, free_spec, spec, bytes);
+        coord_free_by(member->session->cluster, free_spec, spec, bytes);
     } else {
         cairn_spec_release(&opening->spec);
     }
@@ -90,81 +87,76 @@ void cairn_cluster_member_forget_spec(struct cairn_cluster_member *member)
     opening->rows = NULL;
 }
 
-void cairn_cluster_member_free(struct cairn_cluster_member *member)
+void coord_member_free(struct coord_member *member)
 {
     leave_job_list(member);
-    struct cairn_cluster_member **at = &member->session->members;
+    struct coord_member **at = &member->session->members;
     while (*at != member) at = &(*at)->next_of_session;
     *at = member->next_of_session;
     member->session->member_count--;
     cairn_paged_release(&member->tiles.pages);
     cairn__job_amend__free_unpacked(member->amend.later, NULL); // NULL is fine
     free(member->init.held);
-    cairn_cluster_member_forget_spec(member);
+    coord_member_forget_spec(member);
     free(member->known_to);
     free(member->job_name);
     free(member);
 }
 
-static void note(const struct cairn_cluster_member *member, enum cairn_event_kind kind,
-                 const char *text)
+static void note(const struct coord_member *member, enum cairn_event_kind kind, const char *text)
 {
     struct cairn_sentence who;
     cairn_sentence_set(&who, "%s %s (rank %" PRIu32 ")", cairn_role_name(member->role),
                        member->session->name, member->rank);
-    cairn_cluster_event_note(member->session->cluster, kind, member->job_name, who.text, "%s",
-                             text);
+    coord_event_note(member->session->cluster, kind, member->job_name, who.text, "%s", text);
 }
 
 /* ---- leaving ---- */
 
 /* Every request that waits fails. */
-static void fail_requests(struct cairn_cluster_member *member, cairn_status status,
-                          const char *text)
+static void fail_requests(struct coord_member *member, cairn_status status, const char *text)
 {
     uint32_t *const requests[] = { &member->open_request,  &member->init.request,
                                    &member->begin_request, &member->tiles.request,
                                    &member->write.request, &member->amend.request };
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         if (*requests[i] == 0) continue;
-        cairn_cluster_session_error(member->session, *requests[i], status, text);
+        coord_session_error(member->session, *requests[i], status, text);
         *requests[i] = 0;
     }
     commits_fail(member, status, text);
     for (uint32_t i = 0; i < member->waits.count; i++)
-        cairn_cluster_session_error(member->session, member->waits.list[i].request, status, text);
+        coord_session_error(member->session, member->waits.list[i].request, status, text);
     member->waits.count = 0;
     member->tiles.arriving = false;
-    if (member->job != NULL) cairn_cluster_leases_fail(member, status, text);
+    if (member->job != NULL) coord_leases_fail(member, status, text);
 }
 
 /* The shards that were told of it. */
-static void tell_shards_gone(struct cairn_cluster_job *job,
-                             const struct cairn_cluster_member *member)
+static void tell_shards_gone(struct coord_job *job, const struct coord_member *member)
 {
     Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
     leave.job = job->id;
     leave.member = member->id;
     CAIRN_EACH_SHARD (job, i) {
         if (member->known_to[i] == UNKNOWN) continue;
-        cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_MEMBER_LEAVE, 0,
-                                   &leave.base);
+        coord_session_send(job->shards[i].seat->session, CAIRN_MSG_MEMBER_LEAVE, 0, &leave.base);
     }
 }
 
 /* The member is gone; lost: not by itself. */
-static void go(struct cairn_cluster_member *member, bool lost, const char *reason)
+static void go(struct coord_member *member, bool lost, const char *reason)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     if (job == NULL || job->cluster->closing) {
-        cairn_cluster_member_free(member);
+        coord_member_free(member);
         return;
     }
     const bool contributes = member->phase == CAIRN_MEMBER_ATTACHED &&
                              member->role == CAIRN_ROLE_WIRE_WORKER;
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
-                                             .member = member->id,
-                                             .lost = lost };
+    const struct round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
+                                       .member = member->id,
+                                       .lost = lost };
     cairn_log_info("%s %s (rank %" PRIu32 ") left job %s: %s", cairn_role_name(member->role),
                    member->session->name, member->rank, job->spec.name, reason);
     note(member, lost ? CAIRN_EVENT_LOST : CAIRN_EVENT_LEFT, reason);
@@ -172,28 +164,27 @@ static void go(struct cairn_cluster_member *member, bool lost, const char *reaso
     if (contributes) {
         cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") left: %s",
                            member->session->name, member->rank, reason);
-        if (lost) cairn_cluster_halts_lost(job, member, reason);
+        if (lost) coord_halts_lost(job, member, reason);
         relapse_lost(member);
     }
-    cairn_cluster_member_free(member);
-    if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
-    cairn_cluster_tiles_advance(job);
+    coord_member_free(member);
+    if (contributes && job->core != NULL) coord_job_event(job, &event);
+    coord_tiles_advance(job);
 }
 
-void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason)
+void coord_member_leave(struct coord_member *member, const char *reason)
 {
     go(member, false, reason);
 }
 
-void cairn_cluster_member_lost(struct cairn_cluster_member *member, const char *reason)
+void coord_member_lost(struct coord_member *member, const char *reason)
 {
     go(member, true, reason);
 }
 
-void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_status status,
-                                const char *text)
+void coord_member_expel(struct coord_member *member, cairn_status status, const char *text)
 {
-    struct cairn_cluster_session *session = member->session;
+    struct coord_session *session = member->session;
     const bool opening = member->open_request != 0;
     const uint64_t job_id = member->job_id;
     cairn_log_info("%s %s expelled from job %s: %s", cairn_role_name(member->role), session->name,
@@ -201,56 +192,55 @@ void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_statu
     note(member, status == CAIRN_ERR_FENCED ? CAIRN_EVENT_FENCED : CAIRN_EVENT_PUT_OUT, text);
     if (member->job != NULL) tell_shards_gone(member->job, member);
     fail_requests(member, status, text);
-    cairn_cluster_member_free(member);
+    coord_member_free(member);
     if (opening || session->closing) return;
     // It may be waiting for shards alone: told without being asked.
-    cairn_cluster_session_expelled(session, job_id, status, text);
+    coord_session_expelled(session, job_id, status, text);
     if (session->member_count > 0) return; // its other jobs go on
     session->closing = true;
-    cairn_peer_finish(session->peer, status, "%s", text);
+    peer_finish(session->peer, status, "%s", text);
 }
 
-void cairn_cluster_member_put_out(struct cairn_cluster_member *member, cairn_status status,
-                                  const char *text)
+void coord_member_put_out(struct coord_member *member, cairn_status status, const char *text)
 {
-    struct cairn_cluster_job *job = member->job;
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
-                                             .member = member->id,
-                                             .lost = true };
+    struct coord_job *job = member->job;
+    const struct round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
+                                       .member = member->id,
+                                       .lost = true };
     const bool contributes = member->phase == CAIRN_MEMBER_ATTACHED &&
                              member->role == CAIRN_ROLE_WIRE_WORKER;
     if (contributes) {
         cairn_sentence_set(&job->rounds.epoch_reason, "%s", text);
-        cairn_cluster_halts_lost(job, member, text);
+        coord_halts_lost(job, member, text);
         relapse_lost(member);
     }
-    cairn_cluster_member_expel(member, status, text);
-    if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
+    coord_member_expel(member, status, text);
+    if (contributes && job->core != NULL) coord_job_event(job, &event);
 }
 
-void cairn_cluster_member_fault(struct cairn_cluster_job *job, uint64_t id, const char *text)
+void coord_member_fault(struct coord_job *job, uint64_t id, const char *text)
 {
-    struct cairn_cluster_member *member = cairn_cluster_job_member(job, id);
-    if (cairn_cluster_groups_fault(job, id, text) || member == NULL) return;
-    cairn_cluster_member_put_out(member, CAIRN_ERR_NO_MEMORY, text);
-    cairn_cluster_tiles_advance(job);
+    struct coord_member *member = coord_job_member(job, id);
+    if (coord_groups_fault(job, id, text) || member == NULL) return;
+    coord_member_put_out(member, CAIRN_ERR_NO_MEMORY, text);
+    coord_tiles_advance(job);
 }
 
 /* ---- joining ---- */
 
-static void send_attached(struct cairn_cluster_member *member)
+static void send_attached(struct coord_member *member)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     Cairn__Attached message = CAIRN__ATTACHED__INIT;
-    struct cairn_cluster_shard_infos infos;
-    const bool behind = cairn_cluster_layouts_behind(job);
+    struct coord_shard_infos infos;
+    const bool behind = coord_layouts_behind(job);
     struct cairn_packed *layout = behind ? job->layouts.before : job->planned.layout;
-    if (!cairn_cluster_shard_infos_init(
-            &infos, job, behind ? job->layouts.before_shards : job->layout->shard_count)) {
+    if (!coord_shard_infos_init(&infos, job,
+                                behind ? job->layouts.before_shards : job->layout->shard_count)) {
         fail_requests(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         return;
     }
-    const struct cairn_version version = cairn_cluster_job_version(job);
+    const struct cairn_version version = coord_job_version(job);
     message.job = job->id;
     message.member = member->id;
     message.epoch = cairn_round_epoch(job->core);
@@ -260,7 +250,7 @@ static void send_attached(struct cairn_cluster_member *member)
     message.spec_bytes = job->planned.spec->size;
     message.layout_bytes = layout->size;
     struct cairn_sentence maker;
-    cairn_cluster_events_maker(job->cluster, job->spec.name, &maker);
+    coord_events_maker(job->cluster, job->spec.name, &maker);
     message.made_by = maker.text;
     message.first_step = job->spec.first_step;
     message.layout = job->layout->version;
@@ -268,16 +258,16 @@ static void send_attached(struct cairn_cluster_member *member)
     message.n_shards = infos.count;
     const uint32_t request = member->open_request;
     member->open_request = 0;
-    cairn_cluster_session_send(member->session, CAIRN_MSG_ATTACHED, request, &message.base);
-    cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
-    cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_LAYOUT, layout);
-    cairn_cluster_shard_infos_release(&infos);
+    coord_session_send(member->session, CAIRN_MSG_ATTACHED, request, &message.base);
+    coord_session_pages(member->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    coord_session_pages(member->session, request, CAIRN_PAGE_LAYOUT, layout);
+    coord_shard_infos_release(&infos);
     if (behind) member_layout_changed(member);
 }
 
-static bool may_attach(const struct cairn_cluster_member *member)
+static bool may_attach(const struct coord_member *member)
 {
-    const struct cairn_cluster_job *job = member->job;
+    const struct coord_job *job = member->job;
     if (member->phase != CAIRN_MEMBER_JOINING || job->core == NULL) return false;
     if (job->initialized && !job->rounds.heard) return false; // nobody knows yet which step it is
     CAIRN_EACH_SHARD (job, i) {
@@ -286,11 +276,11 @@ static bool may_attach(const struct cairn_cluster_member *member)
     return true;
 }
 
-static void attach(struct cairn_cluster_member *member)
+static void attach(struct coord_member *member)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     member->phase = CAIRN_MEMBER_ATTACHED;
-    member->attached_ms = cairn_cluster_now_ms(job->cluster);
+    member->attached_ms = coord_now_ms(job->cluster);
     member->attach = ++job->members.attaches;
     const uint64_t id = member->id;
     if (member->role == CAIRN_ROLE_WIRE_WORKER) {
@@ -298,26 +288,26 @@ static void attach(struct cairn_cluster_member *member)
                            member->session->name, member->rank);
         const uint32_t most = job->spec.workers_max; // no more of a launch can come
         const bool is_over = most > 0 && member->opening.launch > most;
-        const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_JOIN,
-                                                 .member = id,
-                                                 .rank = member->rank,
-                                                 .world = is_over ? most : member->opening.launch,
-                                                 .wait_ms = member->opening.start_wait_ms };
-        cairn_cluster_tiles_advance(job); // no round of it before it has declared its tiles
-        cairn_cluster_job_event(job, &event);
+        const struct round_event event = { .kind = CAIRN_ROUND_WORKER_JOIN,
+                                           .member = id,
+                                           .rank = member->rank,
+                                           .world = is_over ? most : member->opening.launch,
+                                           .wait_ms = member->opening.start_wait_ms };
+        coord_tiles_advance(job); // no round of it before it has declared its tiles
+        coord_job_event(job, &event);
     }
-    member = cairn_cluster_job_member(job, id); // the core may have expelled it
+    member = coord_job_member(job, id); // the core may have expelled it
     if (member == NULL || job->state == CAIRN_CLUSTER_JOB_LOST) return;
     cairn_log_info("%s %s (rank %" PRIu32 ") joined job %s at step %" PRIu64,
                    cairn_role_name(member->role), member->session->name, member->rank,
-                   job->spec.name, cairn_cluster_job_version(job).step);
-    note(member, CAIRN_EVENT_ATTACHED, cairn_peer_name(member->session->peer));
+                   job->spec.name, coord_job_version(job).step);
+    note(member, CAIRN_EVENT_ATTACHED, peer_name(member->session->peer));
     send_attached(member);
 }
 
-void cairn_cluster_members_attach(struct cairn_cluster_job *job)
+void coord_members_attach(struct coord_job *job)
 {
-    struct cairn_cluster_member *member = job->members.list;
+    struct coord_member *member = job->members.list;
     while (member != NULL) {
         const bool attaches = may_attach(member);
         if (attaches) attach(member);
@@ -331,12 +321,12 @@ struct joining {
     uint32_t shard;
 };
 
-static void on_joined(struct cairn_cluster_job *job, const void *about, cairn_status status,
+static void on_joined(struct coord_job *job, const void *about, cairn_status status,
                       const char *why)
 {
     const struct joining *joining = about;
     if (joining->shard >= job->shard_count) return;
-    struct cairn_cluster_member *member = cairn_cluster_job_member(job, joining->member);
+    struct coord_member *member = coord_job_member(job, joining->member);
     if (member == NULL || member->known_to[joining->shard] != TOLD) return;
     if (status == CAIRN_OK) {
         member->known_to[joining->shard] = KNOWN;
@@ -345,19 +335,18 @@ static void on_joined(struct cairn_cluster_job *job, const void *about, cairn_st
     }
     member->known_to[joining->shard] = UNKNOWN;
     if (status == CAIRN_ERR_CLOSED) return; // told again when the shard is back
-    cairn_cluster_member_put_out(member, status, why);
+    coord_member_put_out(member, status, why);
 }
 
-static void tell_shard(struct cairn_cluster_member *member, uint32_t shard)
+static void tell_shard(struct coord_member *member, uint32_t shard)
 {
-    struct cairn_cluster_job *job = member->job;
-    struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    struct coord_job *job = member->job;
+    struct coord_seat *seat = job->shards[shard].seat;
     if (!job->shards[shard].up || seat->session == NULL || seat->session->closing) return;
     const struct joining joining = { member->id, shard };
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_joined, &joining,
-                                                                        sizeof joining);
+    struct coord_gather *gather = coord_gather_open_job(job, on_joined, &joining, sizeof joining);
     if (gather == NULL) return;
-    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    const uint32_t request = coord_gather_ask(gather, seat);
     member->known_to[shard] = TOLD;
     Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
     join.job = job->id;
@@ -368,45 +357,45 @@ static void tell_shard(struct cairn_cluster_member *member, uint32_t shard)
     join.name = member->session->name;
     join.fabric_address.data = member->session->fabric_address;
     join.fabric_address.len = member->session->fabric_address_bytes;
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_JOIN, request, &join.base);
-    cairn_cluster_gather_start(gather);
+    coord_session_send(seat->session, CAIRN_MSG_MEMBER_JOIN, request, &join.base);
+    coord_gather_start(gather);
 }
 
-void cairn_cluster_member_tell_shards(struct cairn_cluster_member *member)
+void coord_member_tell_shards(struct coord_member *member)
 {
     CAIRN_EACH_SHARD (member->job, i) tell_shard(member, i);
 }
 
-void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t shard)
+void coord_members_tell_shard(struct coord_job *job, uint32_t shard)
 {
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         tell_shard(m, shard);
     }
 }
 
-void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t shard)
+void coord_members_forget_shard(struct coord_job *job, uint32_t shard)
 {
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         m->known_to[shard] = UNKNOWN;
-        cairn_cluster_tiles_shard_gone(m, shard);
+        coord_tiles_shard_gone(m, shard);
     }
 }
 
 /* ---- what a job says to its members ---- */
 
-void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job)
+void coord_members_shards_changed(struct coord_job *job)
 {
-    struct cairn_cluster_shard_infos infos;
-    if (!cairn_cluster_shard_infos_init(&infos, job, job->layout->shard_count)) return;
+    struct coord_shard_infos infos;
+    if (!coord_shard_infos_init(&infos, job, job->layout->shard_count)) return;
     Cairn__ShardsChanged message = CAIRN__SHARDS_CHANGED__INIT;
     message.job = job->id;
     message.shards = infos.list;
     message.n_shards = infos.count;
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (m->phase != CAIRN_MEMBER_ATTACHED) continue;
-        cairn_cluster_session_send(m->session, CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
+        coord_session_send(m->session, CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
     }
-    cairn_cluster_shard_infos_release(&infos);
+    coord_shard_infos_release(&infos);
 }
 
 /* ==== relapse ==== */
@@ -416,29 +405,28 @@ void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job)
 #define RECORDS_MAX 2048   /* of a job; of more nobody is put off */
 
 /* The losses of a host, or of a rank. */
-struct cairn_cluster_relapse {
-    struct cairn_cluster_relapse *next; /* of the job's list */
+struct coord_relapse {
+    struct coord_relapse *next; /* of the job's list */
     bool is_rank;
     bool is_wide; /* of a rank: on several hosts */
     uint32_t rank, count;
     char host[CAIRN_FABRIC_HOST_BYTES]; /* of a rank: the first; empty: not known */
-    uint64_t lost_ms;                   /* cairn_cluster_now_ms: the last time */
+    uint64_t lost_ms;                   /* coord_now_ms: the last time */
     uint64_t attaches;                  /* of the job by then */
 };
 
-static void host_of(const struct cairn_cluster_member *member, char host[CAIRN_FABRIC_HOST_BYTES])
+static void host_of(const struct coord_member *member, char host[CAIRN_FABRIC_HOST_BYTES])
 {
-    const struct cairn_cluster_session *session = member->session;
+    const struct coord_session *session = member->session;
     if (!cairn_fabric_address_host(session->fabric_address, session->fabric_address_bytes, host,
                                    CAIRN_FABRIC_HOST_BYTES))
         host[0] = '\0';
 }
 
 /* `host` NULL: of the rank. */
-static struct cairn_cluster_relapse **find(struct cairn_cluster_job *job, const char *host,
-                                           uint32_t rank)
+static struct coord_relapse **find(struct coord_job *job, const char *host, uint32_t rank)
 {
-    struct cairn_cluster_relapse **at = &job->members.relapses;
+    struct coord_relapse **at = &job->members.relapses;
     for (; *at != NULL; at = &(*at)->next)
         if (host == NULL ? (*at)->is_rank && (*at)->rank == rank
                          : !(*at)->is_rank && strcmp((*at)->host, host) == 0)
@@ -446,9 +434,9 @@ static struct cairn_cluster_relapse **find(struct cairn_cluster_job *job, const 
     return at;
 }
 
-static void forget(struct cairn_cluster_job *job, struct cairn_cluster_relapse **at)
+static void forget(struct coord_job *job, struct coord_relapse **at)
 {
-    struct cairn_cluster_relapse *relapse = *at;
+    struct coord_relapse *relapse = *at;
     if (relapse == NULL) return;
     *at = relapse->next;
     job->members.relapse_count--;
@@ -457,10 +445,10 @@ static void forget(struct cairn_cluster_job *job, struct cairn_cluster_relapse *
 
 /* Nobody counts any more who was lost so long ago: a host that never comes again is not forgotten
  * otherwise. */
-static void forget_old(struct cairn_cluster_job *job)
+static void forget_old(struct coord_job *job)
 {
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
-    struct cairn_cluster_relapse **at = &job->members.relapses;
+    const uint64_t now_ms = coord_now_ms(job->cluster);
+    struct coord_relapse **at = &job->members.relapses;
     while (*at != NULL) {
         if (now_ms - (*at)->lost_ms > FORGET_MS)
             forget(job, at);
@@ -469,10 +457,10 @@ static void forget_old(struct cairn_cluster_job *job)
     }
 }
 
-static struct cairn_cluster_relapse *get(struct cairn_cluster_job *job, bool is_rank,
-                                         const char *host, uint32_t rank)
+static struct coord_relapse *get(struct coord_job *job, bool is_rank, const char *host,
+                                 uint32_t rank)
 {
-    struct cairn_cluster_relapse *relapse = *find(job, is_rank ? NULL : host, rank);
+    struct coord_relapse *relapse = *find(job, is_rank ? NULL : host, rank);
     if (relapse == NULL && job->members.relapse_count == RECORDS_MAX) forget_old(job);
     if (relapse != NULL || job->members.relapse_count == RECORDS_MAX ||
         (relapse = calloc(1, sizeof *relapse)) == NULL)
@@ -481,13 +469,13 @@ static struct cairn_cluster_relapse *get(struct cairn_cluster_job *job, bool is_
     relapse->is_rank = is_rank;
     relapse->rank = rank;
     snprintf(relapse->host, sizeof relapse->host, "%s", host);
-    relapse->lost_ms = cairn_cluster_now_ms(job->cluster);
+    relapse->lost_ms = coord_now_ms(job->cluster);
     job->members.relapses = relapse;
     job->members.relapse_count++;
     return relapse;
 }
 
-static uint64_t delay_ms(const struct cairn_cluster_relapse *relapse)
+static uint64_t delay_ms(const struct coord_relapse *relapse)
 {
     if (relapse == NULL || relapse->count <= CAIRN_RELAPSE_FREE) return 0;
     const uint32_t twice = relapse->count - CAIRN_RELAPSE_FREE - 1;
@@ -495,29 +483,27 @@ static uint64_t delay_ms(const struct cairn_cluster_relapse *relapse)
     return delay < CAIRN_RELAPSE_MAX_MS ? delay : CAIRN_RELAPSE_MAX_MS;
 }
 
-static uint64_t left_ms(const struct cairn_cluster_job *job,
-                        const struct cairn_cluster_relapse *relapse)
+static uint64_t left_ms(const struct coord_job *job, const struct coord_relapse *relapse)
 {
     const uint64_t delay = delay_ms(relapse);
     if (delay == 0) return 0;
-    const uint64_t passed_ms = cairn_cluster_now_ms(job->cluster) - relapse->lost_ms;
+    const uint64_t passed_ms = coord_now_ms(job->cluster) - relapse->lost_ms;
     return passed_ms < delay ? delay - passed_ms : 0;
 }
 
 /* The record that puts the member off for longest: its rank's or its host's. NULL: neither
  * counts. */
-static const struct cairn_cluster_relapse *worst(struct cairn_cluster_job *job,
-                                                 const struct cairn_cluster_member *member)
+static const struct coord_relapse *worst(struct coord_job *job, const struct coord_member *member)
 {
     char host[CAIRN_FABRIC_HOST_BYTES];
     host_of(member, host);
-    const struct cairn_cluster_relapse *of_rank = *find(job, NULL, member->rank);
-    const struct cairn_cluster_relapse *of_host = host[0] != '\0' ? *find(job, host, 0) : NULL;
+    const struct coord_relapse *of_rank = *find(job, NULL, member->rank);
+    const struct coord_relapse *of_host = host[0] != '\0' ? *find(job, host, 0) : NULL;
     if (of_rank != NULL && !of_rank->is_wide && strcmp(of_rank->host, host) != 0) of_rank = NULL;
     return left_ms(job, of_rank) >= left_ms(job, of_host) && of_rank != NULL ? of_rank : of_host;
 }
 
-static void who(const struct cairn_cluster_job *job, const struct cairn_cluster_relapse *relapse,
+static void who(const struct coord_job *job, const struct coord_relapse *relapse,
                 struct cairn_sentence *out)
 {
     if (relapse->is_rank)
@@ -532,9 +518,9 @@ static void who(const struct cairn_cluster_job *job, const struct cairn_cluster_
                            relapse->host, job->spec.name, relapse->count);
 }
 
-static void count(struct cairn_cluster_job *job, struct cairn_cluster_relapse *relapse)
+static void count(struct coord_job *job, struct coord_relapse *relapse)
 {
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    const uint64_t now_ms = coord_now_ms(job->cluster);
     if (now_ms - relapse->lost_ms >= FORGET_MS) relapse->count = 0;
     relapse->lost_ms = now_ms;
     relapse->attaches = job->members.attaches;
@@ -542,14 +528,14 @@ static void count(struct cairn_cluster_job *job, struct cairn_cluster_relapse *r
 }
 
 /* An attached worker is gone. */
-static void relapse_lost(const struct cairn_cluster_member *member)
+static void relapse_lost(const struct coord_member *member)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     char host[CAIRN_FABRIC_HOST_BYTES];
     if (member->has_ended_round || job->state != CAIRN_CLUSTER_JOB_RUNNING) return;
     host_of(member, host);
-    struct cairn_cluster_relapse *of_rank = get(job, true, host, member->rank);
-    struct cairn_cluster_relapse *of_host = host[0] != '\0' ? get(job, false, host, 0) : NULL;
+    struct coord_relapse *of_rank = get(job, true, host, member->rank);
+    struct coord_relapse *of_host = host[0] != '\0' ? get(job, false, host, 0) : NULL;
     if (of_rank != NULL) {
         of_rank->is_wide |= strcmp(of_rank->host, host) != 0;
         count(job, of_rank);
@@ -557,7 +543,7 @@ static void relapse_lost(const struct cairn_cluster_member *member)
     // Workers of a host that are lost together count once: one that attached before the host's last
     // loss belongs to that loss.
     if (of_host != NULL && member->attach > of_host->attaches) count(job, of_host);
-    const struct cairn_cluster_relapse *relapse = worst(job, member);
+    const struct coord_relapse *relapse = worst(job, member);
     if (delay_ms(relapse) == 0) return;
     struct cairn_sentence text;
     who(job, relapse, &text);
@@ -566,7 +552,7 @@ static void relapse_lost(const struct cairn_cluster_member *member)
                    text.text, member->session->name, member->rank, delay_ms(relapse) / 1000);
 }
 
-void cairn_cluster_relapse_over(struct cairn_cluster_member *member)
+void coord_relapse_over(struct coord_member *member)
 {
     char host[CAIRN_FABRIC_HOST_BYTES];
     if (member->has_ended_round) return;
@@ -577,42 +563,39 @@ void cairn_cluster_relapse_over(struct cairn_cluster_member *member)
 }
 
 /* Somebody's rounds would be void. */
-static bool do_others_train(const struct cairn_cluster_job *job)
+static bool do_others_train(const struct coord_job *job)
 {
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->phase == CAIRN_MEMBER_ATTACHED && m->has_ended_round) return true;
     return false;
 }
 
-uint64_t cairn_cluster_relapse_wait_ms(struct cairn_cluster_job *job,
-                                       const struct cairn_cluster_member *member)
+uint64_t coord_relapse_wait_ms(struct coord_job *job, const struct coord_member *member)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER || !do_others_train(job) ||
-        cairn_cluster_job_member(job, member->id) != NULL) // it was not lost
+        coord_job_member(job, member->id) != NULL) // it was not lost
         return 0;
     return left_ms(job, worst(job, member));
 }
 
-void cairn_cluster_relapse_waiting(struct cairn_cluster_job *job,
-                                   const struct cairn_cluster_member *member,
-                                   struct cairn_sentence *out)
+void coord_relapse_waiting(struct coord_job *job, const struct coord_member *member,
+                           struct cairn_sentence *out)
 {
-    const struct cairn_cluster_relapse *relapse = worst(job, member);
+    const struct coord_relapse *relapse = worst(job, member);
     struct cairn_sentence text = { "" };
     if (relapse != NULL) who(job, relapse, &text);
     cairn_sentence_set(out, "its turn in %" PRIu64 " s: %s, each time with the round of the others",
                        (left_ms(job, relapse) + 999) / 1000, text.text);
 }
 
-void cairn_cluster_relapses_release(struct cairn_cluster_job *job)
+void coord_relapses_release(struct coord_job *job)
 {
     while (job->members.relapses != NULL) forget(job, &job->members.relapses);
 }
 
 /* ==== layouts ==== */
 
-cairn_status cairn_cluster_layouts_load(struct cairn_cluster_job *job,
-                                        const struct cairn_stored_job *row)
+cairn_status coord_layouts_load(struct coord_job *job, const struct stored_job *row)
 {
     struct cairn_layout *before;
     const cairn_status status = cairn_plan_job_decode(&job->spec, row->layout_before,
@@ -628,9 +611,9 @@ cairn_status cairn_cluster_layouts_load(struct cairn_cluster_job *job,
     return job->layouts.before != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void cairn_cluster_layouts_drop_next(struct cairn_cluster_job *job)
+void coord_layouts_drop_next(struct coord_job *job)
 {
-    struct cairn_cluster_layouts *l = &job->layouts;
+    struct coord_layouts *l = &job->layouts;
     cairn_layout_close(l->next);
     cairn_packed_release(l->next_packed);
     free(l->next_gone);
@@ -640,26 +623,26 @@ void cairn_cluster_layouts_drop_next(struct cairn_cluster_job *job)
     l->storing = false;
 }
 
-void cairn_cluster_layouts_release(struct cairn_cluster_job *job)
+void coord_layouts_release(struct coord_job *job)
 {
-    cairn_cluster_layouts_drop_next(job);
+    coord_layouts_drop_next(job);
     cairn_packed_release(job->layouts.before);
     job->layouts.before = NULL;
 }
 
 /* ---- from one to the next ---- */
 
-bool cairn_cluster_layouts_behind(const struct cairn_cluster_job *job)
+bool coord_layouts_behind(const struct coord_job *job)
 {
     return job->layouts.before != NULL &&
-           cairn_version_compare(cairn_cluster_job_version(job), job->layouts.at) <= 0;
+           cairn_version_compare(coord_job_version(job), job->layouts.at) <= 0;
 }
 
-bool cairn_cluster_layouts_serves(const struct cairn_cluster_job *job, uint32_t shard)
+bool coord_layouts_serves(const struct coord_job *job, uint32_t shard)
 {
     const struct cairn_packed *packed = job->layouts.before;
     struct cairn_layout *before;
-    if (!cairn_cluster_layouts_behind(job)) return false;
+    if (!coord_layouts_behind(job)) return false;
     if (cairn_plan_job_decode(&job->spec, packed->bytes, packed->size, &before) != CAIRN_OK)
         return true;
     const bool serves = cairn_layout_owns(before, shard);
@@ -667,23 +650,22 @@ bool cairn_cluster_layouts_serves(const struct cairn_cluster_job *job, uint32_t 
     return serves;
 }
 
-static void make_holes(struct cairn_cluster_job *job)
+static void make_holes(struct coord_job *job)
 {
-    const struct cairn_cluster_layouts *l = &job->layouts;
+    const struct coord_layouts *l = &job->layouts;
     CAIRN_EACH_SHARD (job, i) {
         if (i >= l->next->shard_count || !cairn_is_hole(l->next_gone, l->next->shard_count, i))
             continue;
-        cairn_cluster_members_forget_shard(job, i);
-        cairn_cluster_job_set_seat(job, i, NULL);
+        coord_members_forget_shard(job, i);
+        coord_job_set_seat(job, i, NULL);
     }
 }
 
-struct cairn_layout *cairn_cluster_layouts_take_next(struct cairn_cluster_job *job,
-                                                     struct cairn_version now)
+struct cairn_layout *coord_layouts_take_next(struct coord_job *job, struct cairn_version now)
 {
-    struct cairn_cluster_layouts *l = &job->layouts;
+    struct coord_layouts *l = &job->layouts;
     uint32_t before_shards;
-    struct cairn_packed *before = cairn_cluster_job_before_next(job, now, &before_shards);
+    struct cairn_packed *before = coord_job_before_next(job, now, &before_shards);
     if (before != NULL) before = cairn_packed_hold(before);
     cairn_packed_release(l->before);
     l->before = before;
@@ -703,11 +685,11 @@ struct cairn_layout *cairn_cluster_layouts_take_next(struct cairn_cluster_job *j
     job->tiles.changed = true; // all shards are to know of them, no more and no fewer
     l->next = NULL;
     l->next_packed = NULL;
-    cairn_cluster_layouts_drop_next(job);
+    coord_layouts_drop_next(job);
     return was;
 }
 
-void cairn_cluster_layouts_published(struct cairn_cluster_job *job)
+void coord_layouts_published(struct coord_job *job)
 {
     cairn_packed_release(job->layouts.before);
     job->layouts.before = NULL;
@@ -715,10 +697,9 @@ void cairn_cluster_layouts_published(struct cairn_cluster_job *job)
 
 /* ---- what members hear ---- */
 
-static void send_changed(struct cairn_cluster_member *member,
-                         const struct cairn_cluster_shard_infos *infos)
+static void send_changed(struct coord_member *member, const struct coord_shard_infos *infos)
 {
-    const struct cairn_cluster_job *job = member->job;
+    const struct coord_job *job = member->job;
     const bool behind = job->layouts.before != NULL;
     Cairn__LayoutChanged message = CAIRN__LAYOUT_CHANGED__INIT;
     message.job = job->id;
@@ -728,29 +709,29 @@ static void send_changed(struct cairn_cluster_member *member,
     message.layout_bytes = job->planned.layout->size;
     message.shards = infos->list;
     message.n_shards = infos->count;
-    cairn_cluster_session_send(member->session, CAIRN_MSG_LAYOUT_CHANGED, 0, &message.base);
-    cairn_cluster_session_pages(member->session, 0, CAIRN_PAGE_LAYOUT, job->planned.layout);
+    coord_session_send(member->session, CAIRN_MSG_LAYOUT_CHANGED, 0, &message.base);
+    coord_session_pages(member->session, 0, CAIRN_PAGE_LAYOUT, job->planned.layout);
 }
 
-static void member_layout_changed(struct cairn_cluster_member *member)
+static void member_layout_changed(struct coord_member *member)
 {
-    struct cairn_cluster_shard_infos infos;
-    if (cairn_cluster_shard_infos_init(&infos, member->job, member->job->layout->shard_count)) {
+    struct coord_shard_infos infos;
+    if (coord_shard_infos_init(&infos, member->job, member->job->layout->shard_count)) {
         send_changed(member, &infos);
-        cairn_cluster_shard_infos_release(&infos);
+        coord_shard_infos_release(&infos);
         return;
     }
     // It would read and push by a layout that is not in force any more: it connects anew.
-    struct cairn_cluster_session *session = member->session;
+    struct coord_session *session = member->session;
     if (session->closing) return;
     session->closing = true;
-    cairn_peer_finish(session->peer, CAIRN_ERR_CLOSED, "the coordinator is out of memory");
+    peer_finish(session->peer, CAIRN_ERR_CLOSED, "the coordinator is out of memory");
 }
 
-void cairn_cluster_members_layout_changed(struct cairn_cluster_job *job)
+void coord_members_layout_changed(struct coord_job *job)
 {
-    struct cairn_cluster_member *next;
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = next) {
+    struct coord_member *next;
+    for (struct coord_member *m = job->members.list; m != NULL; m = next) {
         next = m->next_of_job;
         if (m->phase == CAIRN_MEMBER_ATTACHED) member_layout_changed(m);
     }
@@ -760,50 +741,46 @@ void cairn_cluster_members_layout_changed(struct cairn_cluster_job *job)
 
 /* See members.h. */
 
-static void take_out_commit(struct cairn_cluster_member *member, uint32_t at)
+static void take_out_commit(struct coord_member *member, uint32_t at)
 {
     member->commits.count--;
     memmove(&member->commits.list[at], &member->commits.list[at + 1],
             (member->commits.count - at) * sizeof *member->commits.list);
 }
 
-void cairn_cluster_commits_add(struct cairn_cluster_member *member, uint32_t request,
-                               uint64_t round)
+void coord_commits_add(struct coord_member *member, uint32_t request, uint64_t round)
 {
     if (member->commits.count == CAIRN_MEMBER_COMMITS_MAX) {
         const uint32_t oldest = member->commits.list[0].request;
         take_out_commit(member, 0);
-        cairn_cluster_session_error(member->session, oldest, CAIRN_ERR_BUSY,
-                                    "more than 8 calls of this worker ask how a round ends; call "
-                                    "it again when one of them has returned");
+        coord_session_error(member->session, oldest, CAIRN_ERR_BUSY,
+                            "more than 8 calls of this worker ask how a round ends; call "
+                            "it again when one of them has returned");
     }
-    member->commits.list[member->commits.count++] = (struct cairn_cluster_commit) { request,
-                                                                                    round };
+    member->commits.list[member->commits.count++] = (struct coord_commit) { request, round };
 }
 
-bool cairn_cluster_commits_answer(struct cairn_cluster_member *member,
-                                  const Cairn__RoundResult *result)
+bool coord_commits_answer(struct coord_member *member, const Cairn__RoundResult *result)
 {
     bool any = false;
     for (uint32_t i = 0; i < member->commits.count;) {
-        const struct cairn_cluster_commit commit = member->commits.list[i];
+        const struct coord_commit commit = member->commits.list[i];
         if (commit.round != result->round) {
             i++;
             continue;
         }
         take_out_commit(member, i);
         any = true;
-        cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_RESULT, commit.request,
-                                   &result->base);
+        coord_session_send(member->session, CAIRN_MSG_ROUND_RESULT, commit.request, &result->base);
     }
     return any;
 }
 
 /* All of them. */
-static void commits_fail(struct cairn_cluster_member *member, cairn_status status, const char *text)
+static void commits_fail(struct coord_member *member, cairn_status status, const char *text)
 {
     for (uint32_t i = 0; i < member->commits.count; i++)
-        cairn_cluster_session_error(member->session, member->commits.list[i].request, status, text);
+        coord_session_error(member->session, member->commits.list[i].request, status, text);
     member->commits.count = 0;
 }
 
@@ -811,7 +788,7 @@ static void commits_fail(struct cairn_cluster_member *member, cairn_status statu
 
 /* See members.h. */
 
-static void take_out_wait(struct cairn_cluster_member *member, uint32_t at)
+static void take_out_wait(struct coord_member *member, uint32_t at)
 {
     member->waits.count--;
     memmove(&member->waits.list[at], &member->waits.list[at + 1],
@@ -819,26 +796,25 @@ static void take_out_wait(struct cairn_cluster_member *member, uint32_t at)
 }
 
 /* Answers those of `state` that can be. */
-static void answer(struct cairn_cluster_job *job, bool state, const Cairn__VersionReady *ready)
+static void answer(struct coord_job *job, bool state, const Cairn__VersionReady *ready)
 {
     const struct cairn_version now = { ready->generation, ready->step };
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         for (uint32_t i = 0; i < m->waits.count;) {
-            const struct cairn_cluster_version_wait wait = m->waits.list[i];
+            const struct coord_version_wait wait = m->waits.list[i];
             if (wait.state != state || cairn_version_compare(now, wait.wanted) < 0) {
                 i++;
                 continue;
             }
             take_out_wait(m, i);
-            cairn_cluster_session_send(m->session, CAIRN_MSG_VERSION_READY, wait.request,
-                                       &ready->base);
+            coord_session_send(m->session, CAIRN_MSG_VERSION_READY, wait.request, &ready->base);
         }
     }
 }
 
 /* Takes out one wait when there is one too many: the first for which nobody may wait any more
  * (its time is over, or it named none), unanswered; else the newest, which is refused. */
-static void make_room(struct cairn_cluster_member *member, uint64_t now_ms)
+static void make_room(struct coord_member *member, uint64_t now_ms)
 {
     const uint32_t last = CAIRN_MEMBER_WAITS_MAX;
     uint32_t at = 0;
@@ -851,31 +827,31 @@ static void make_room(struct cairn_cluster_member *member, uint64_t now_ms)
                        "%d threads of this member wait for versions or client states already: ask "
                        "again when one of them has ended",
                        CAIRN_MEMBER_WAITS_MAX);
-    cairn_cluster_session_error(member->session, request, CAIRN_ERR_BUSY, why.text);
+    coord_session_error(member->session, request, CAIRN_ERR_BUSY, why.text);
 }
 
-void cairn_cluster_member_version_wait(struct cairn_cluster_member *member, uint32_t request,
-                                       const Cairn__VersionWait *message)
+void coord_member_version_wait(struct coord_member *member, uint32_t request,
+                               const Cairn__VersionWait *message)
 {
     const uint64_t now_ms = uv_now(member->session->cluster->loop);
-    struct cairn_cluster_version_wait wait = { .request = request, .state = message->client_state };
+    struct coord_version_wait wait = { .request = request, .state = message->client_state };
     if (!wait.state) wait.wanted = (struct cairn_version) { message->generation, message->step };
     if (message->timeout_ms != 0) wait.ends_ms = now_ms + message->timeout_ms;
     member->waits.list[member->waits.count++] = wait;
     if (wait.state)
-        cairn_cluster_members_answer_states(member->job);
+        coord_members_answer_states(member->job);
     else
-        cairn_cluster_members_answer_versions(member->job);
+        coord_members_answer_versions(member->job);
     if (member->waits.count > CAIRN_MEMBER_WAITS_MAX) make_room(member, now_ms);
 }
 
-void cairn_cluster_members_answer_states(struct cairn_cluster_job *job)
+void coord_members_answer_states(struct coord_job *job)
 {
     Cairn__VersionReady ready = CAIRN__VERSION_READY__INIT;
     const uint8_t *state;
     size_t bytes;
-    if (job->core == NULL || !cairn_round_client_state(job->core, &state, &bytes)) return;
-    const struct cairn_version now = cairn_cluster_job_version(job);
+    if (job->core == NULL || !round_client_state(job->core, &state, &bytes)) return;
+    const struct cairn_version now = coord_job_version(job);
     ready.job = job->id;
     ready.generation = now.generation;
     ready.step = now.step;
@@ -883,21 +859,21 @@ void cairn_cluster_members_answer_states(struct cairn_cluster_job *job)
     answer(job, true, &ready);
 }
 
-void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job)
+void coord_members_answer_versions(struct coord_job *job)
 {
     Cairn__VersionReady ready = CAIRN__VERSION_READY__INIT;
     if (!job->initialized || job->core == NULL) return;
-    const struct cairn_version now = cairn_cluster_job_version(job);
+    const struct cairn_version now = coord_job_version(job);
     ready.job = job->id;
     ready.generation = now.generation;
     ready.step = now.step;
     answer(job, false, &ready);
 }
 
-void cairn_cluster_members_tell_version(struct cairn_cluster_job *job)
+void coord_members_tell_version(struct coord_job *job)
 {
-    const struct cairn_version now = cairn_cluster_job_version(job);
+    const struct cairn_version now = coord_job_version(job);
     if (cairn_version_compare(now, job->members.version_told) == 0) return;
     job->members.version_told = now;
-    cairn_cluster_members_answer_versions(job);
+    coord_members_answer_versions(job);
 }

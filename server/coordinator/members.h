@@ -15,76 +15,71 @@
 
 #define CAIRN_MEMBER_PAUSE_BYTES 64
 
-struct cairn_cluster_pause {
-    uint64_t ends_ms; /* cairn_cluster_now_ms; 0: there is none */
+struct coord_pause {
+    uint64_t ends_ms; /* coord_now_ms; 0: there is none */
     char what[CAIRN_MEMBER_PAUSE_BYTES];
 };
 
 /* For whom the job waits, and for what; empty: for nobody. */
-void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+void coord_job_waiting(const struct coord_job *job, struct cairn_sentence *out);
 /* All whom the job awaits pause, for so long at most; 0: it awaits somebody else, too. */
-uint64_t cairn_cluster_job_paused_ms(const struct cairn_cluster_job *job);
+uint64_t coord_job_paused_ms(const struct coord_job *job);
 /* For how long the job has applied no round though it was to: JobStatus.still_ms. */
-uint64_t cairn_cluster_job_still_ms(const struct cairn_cluster_job *job);
+uint64_t coord_job_still_ms(const struct coord_job *job);
 /* The job's round waits for a worker that lives and has not said why. */
-bool cairn_cluster_job_waits_for_silent(const struct cairn_cluster_job *job);
+bool coord_job_waits_for_silent(const struct coord_job *job);
 /* The job's members are put out for a restore: who pauses is waited for in the restored job, too. */
-void cairn_cluster_job_keep_pauses(struct cairn_cluster_job *job);
+void coord_job_keep_pauses(struct coord_job *job);
 /* Pause, or the end of one: answered. */
-void cairn_cluster_member_pause(struct cairn_cluster_member *member, uint32_t request,
-                                const Cairn__Pause *pause);
+void coord_member_pause(struct coord_member *member, uint32_t request, const Cairn__Pause *pause);
 
 /* ==== members ==== */
 
 #define CAIRN_MEMBER_BUCKETS 512 /* of a job's index of its members; their ids are random */
 
 /* A job's members. */
-struct cairn_cluster_job_members {
-    struct cairn_cluster_member *list;                        /* by next_of_job */
-    struct cairn_cluster_member *by_id[CAIRN_MEMBER_BUCKETS]; /* by next_of_bucket */
+struct coord_job_members {
+    struct coord_member *list;                        /* by next_of_job */
+    struct coord_member *by_id[CAIRN_MEMBER_BUCKETS]; /* by next_of_bucket */
     uint32_t count;
     uint64_t read_bytes;               /* of members that have left, in this generation */
     struct cairn_version version_told; /* readers were told that it is there */
     /* the longest of those who were put out for a restore, and come back */
-    struct cairn_cluster_pause pause;
-    struct cairn_cluster_relapse *relapses; /* owned: members.h; [relapse_count] */
+    struct coord_pause pause;
+    struct coord_relapse *relapses; /* owned: members.h; [relapse_count] */
     uint32_t relapse_count;
     uint64_t attaches; /* so far, of readers as well */
 };
 
 /* The session's member of the job, JOINING or ATTACHED; NULL: there is none. */
-struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_session *session,
-                                                       uint64_t job_id);
-/* Puts the member into the job's list and index; cairn_cluster_member_free takes it out. */
-void cairn_cluster_job_member_add(struct cairn_cluster_job *job,
-                                  struct cairn_cluster_member *member);
+struct coord_member *coord_member_find(struct coord_session *session, uint64_t job_id);
+/* Puts the member into the job's list and index; coord_member_free takes it out. */
+void coord_job_member_add(struct coord_job *job, struct coord_member *member);
 /* The member left the job by itself: tells the core and the shards, and frees it. */
-void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason);
+void coord_member_leave(struct coord_member *member, const char *reason);
 /* The same of one that is gone without a word. */
-void cairn_cluster_member_lost(struct cairn_cluster_member *member, const char *reason);
+void coord_member_lost(struct coord_member *member, const char *reason);
 /* Expels the member, and tells the core: the round goes on without it. */
-void cairn_cluster_member_put_out(struct cairn_cluster_member *member, cairn_status status,
-                                  const char *text);
+void coord_member_put_out(struct coord_member *member, cairn_status status, const char *text);
 /* A shard cannot read what the member pushed: expels the member; the open round is done again without it. */
-void cairn_cluster_member_fault(struct cairn_cluster_job *job, uint64_t id, const char *text);
+void coord_member_fault(struct coord_job *job, uint64_t id, const char *text);
 /* The member may not go on: its requests fail with this status, and the shards drop it. One that was attached
  * gets an Error of its own, and its connection is closed. Frees the member. The core knows already. */
-void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_status status,
-                                const char *text);
+void coord_member_expel(struct coord_member *member, cairn_status status, const char *text);
 /* Frees what a member that is on its way in has of the spec it came with. */
-void cairn_cluster_member_forget_spec(struct cairn_cluster_member *member);
+void coord_member_forget_spec(struct coord_member *member);
 /* Frees the member and tells nobody. */
-void cairn_cluster_member_free(struct cairn_cluster_member *member);
+void coord_member_free(struct coord_member *member);
 /* Sends MemberJoin to all shards of the job; Attached follows when all of them know the member. */
-void cairn_cluster_member_tell_shards(struct cairn_cluster_member *member);
+void coord_member_tell_shards(struct coord_member *member);
 /* Attaches the members whom all shards know, once the job's version is known. */
-void cairn_cluster_members_attach(struct cairn_cluster_job *job);
+void coord_members_attach(struct coord_job *job);
 /* A shard of the job is back: it is told of all members. */
-void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t shard);
+void coord_members_tell_shard(struct coord_job *job, uint32_t shard);
 /* A shard of the job is gone: it knows no member. */
-void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t shard);
+void coord_members_forget_shard(struct coord_job *job, uint32_t shard);
 /* ShardsChanged to all who are attached. */
-void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job);
+void coord_members_shards_changed(struct coord_job *job);
 
 /* ==== seats ==== */
 
@@ -92,20 +87,18 @@ void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job);
 
 #define CAIRN_SEATS_MAX 4096 /* shards that are known by name */
 
-uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster);
+uint32_t coord_seats_up(const struct coord *cluster);
 /* Counts the shards that may be given part of a job of this spec (NULL: of any job). With `storing`, only
  * those without a storage complaint. */
-uint32_t cairn_cluster_seats_staying(const struct cairn_cluster *cluster,
-                                     const struct cairn_job_spec_data *spec, bool storing);
+uint32_t coord_seats_staying(const struct coord *cluster, const struct cairn_job_spec_data *spec,
+                             bool storing);
 /* NULL: there is none of that name. */
-struct cairn_cluster_seat *cairn_cluster_seat_find(const struct cairn_cluster *cluster,
-                                                   const char *name);
+struct coord_seat *coord_seat_find(const struct coord *cluster, const char *name);
 /* Makes it if need be; NULL: no memory, or CAIRN_SEATS_MAX. */
-struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster, const char *name);
-void cairn_cluster_seat_free(struct cairn_cluster_seat *seat);
+struct coord_seat *coord_seat_get(struct coord *cluster, const char *name);
+void coord_seat_free(struct coord_seat *seat);
 /* Another process, which holds parts, asked for it within the last lease. */
-bool cairn_cluster_seat_claimed(const struct cairn_cluster *cluster,
-                                const struct cairn_cluster_seat *seat);
+bool coord_seat_claimed(const struct coord *cluster, const struct coord_seat *seat);
 
 /* ==== places ==== */
 
@@ -114,15 +107,14 @@ bool cairn_cluster_seat_claimed(const struct cairn_cluster *cluster,
 
 #define CAIRN_CLUSTER_PLACES_MAX 64 /* enough to know the networks by */
 
-struct cairn_cluster_places {
+struct coord_places {
     char texts[CAIRN_CLUSTER_PLACES_MAX][CAIRN_PLACE_BYTES];
     char *list[CAIRN_CLUSTER_PLACES_MAX]; /* for a message's field */
     size_t count;
 };
 
 /* Each once, of the shards that are there; of those that are away if none is. */
-void cairn_cluster_places_find(const struct cairn_cluster *cluster,
-                               struct cairn_cluster_places *out);
+void coord_places_find(const struct coord *cluster, struct coord_places *out);
 
 /* ==== relapse ==== */
 
@@ -140,18 +132,16 @@ void cairn_cluster_places_find(const struct cairn_cluster *cluster,
 #define CAIRN_RELAPSE_FREE   2     /* so often in a row it may be lost for nothing */
 #define CAIRN_RELAPSE_MAX_MS 60000 /* it is put off for so long at most */
 
-struct cairn_cluster_relapse;
+struct coord_relapse;
 
 /* A round has ended with it. */
-void cairn_cluster_relapse_over(struct cairn_cluster_member *member);
+void coord_relapse_over(struct coord_member *member);
 /* Returns for how long a worker that wants in is put off from now on; 0: it is not. */
-uint64_t cairn_cluster_relapse_wait_ms(struct cairn_cluster_job *job,
-                                       const struct cairn_cluster_member *member);
+uint64_t coord_relapse_wait_ms(struct coord_job *job, const struct coord_member *member);
 /* Says what a worker that is put off waits for. */
-void cairn_cluster_relapse_waiting(struct cairn_cluster_job *job,
-                                   const struct cairn_cluster_member *member,
-                                   struct cairn_sentence *out);
-void cairn_cluster_relapses_release(struct cairn_cluster_job *job);
+void coord_relapse_waiting(struct coord_job *job, const struct coord_member *member,
+                           struct cairn_sentence *out);
+void coord_relapses_release(struct coord_job *job);
 
 /* ==== layouts ==== */
 
@@ -161,10 +151,10 @@ void cairn_cluster_relapses_release(struct cairn_cluster_job *job);
 
 struct cairn_layout;
 struct cairn_layout_tensor;
-struct cairn_stored_job;
+struct stored_job;
 
 /* A job's layouts. All is owned, or held. */
-struct cairn_cluster_layouts {
+struct coord_layouts {
     /* The job's version when the layout in force came; 0.0: it is the job's first. */
     struct cairn_version at;
     /* In which that version is published, and its shards; NULL: in the one in force. */
@@ -179,27 +169,26 @@ struct cairn_cluster_layouts {
 };
 
 /* The layout before the one in force, of a row that has one. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_cluster_layouts_load(struct cairn_cluster_job *job,
-                                        const struct cairn_stored_job *row) CAIRN_MUST_CHECK;
-void cairn_cluster_layouts_release(struct cairn_cluster_job *job);
+cairn_status coord_layouts_load(struct coord_job *job,
+                                const struct stored_job *row) CAIRN_MUST_CHECK;
+void coord_layouts_release(struct coord_job *job);
 /* Nothing comes next any more. */
-void cairn_cluster_layouts_drop_next(struct cairn_cluster_job *job);
+void coord_layouts_drop_next(struct coord_job *job);
 /* The next layout is the one in force, as of that version; shards that left it are holes now, without a word
  * to them. Members are not told. Nothing is allocated: it is durable. Gives the layout that was in force, the
  * caller's. */
-struct cairn_layout *cairn_cluster_layouts_take_next(struct cairn_cluster_job *job,
-                                                     struct cairn_version now);
+struct cairn_layout *coord_layouts_take_next(struct coord_job *job, struct cairn_version now);
 /* The newest version is published in the layout in force. */
-void cairn_cluster_layouts_published(struct cairn_cluster_job *job);
+void coord_layouts_published(struct coord_job *job);
 /* The newest version is published in an older layout: that is what a member begins with. */
-bool cairn_cluster_layouts_behind(const struct cairn_cluster_job *job);
+bool coord_layouts_behind(const struct coord_job *job);
 
 /* True: the newest version is published in an older layout, and part of it is fetched from that
  * shard. */
-bool cairn_cluster_layouts_serves(const struct cairn_cluster_job *job, uint32_t shard);
+bool coord_layouts_serves(const struct coord_job *job, uint32_t shard);
 
 /* LayoutChanged to one, or to all who are attached. */
-void cairn_cluster_members_layout_changed(struct cairn_cluster_job *job);
+void coord_members_layout_changed(struct coord_job *job);
 
 /* ==== commits ==== */
 
@@ -209,22 +198,20 @@ void cairn_cluster_members_layout_changed(struct cairn_cluster_job *job);
  * round. If there are more than this, the oldest is answered that it is one too many: most
  * likely its thread has given up, which nobody tells us. */
 enum { CAIRN_MEMBER_COMMITS_MAX = 8 };
-struct cairn_cluster_commit {
+struct coord_commit {
     uint32_t request;
     uint64_t round;
 };
 
 /* The requests of a member that wait for the end of a round. */
-struct cairn_cluster_commits {
-    struct cairn_cluster_commit list[CAIRN_MEMBER_COMMITS_MAX]; /* [count], oldest first */
+struct coord_commits {
+    struct coord_commit list[CAIRN_MEMBER_COMMITS_MAX]; /* [count], oldest first */
     uint32_t count;
 };
 
-void cairn_cluster_commits_add(struct cairn_cluster_member *member, uint32_t request,
-                               uint64_t round);
+void coord_commits_add(struct coord_member *member, uint32_t request, uint64_t round);
 /* To all who wait for that round; false: nobody does. */
-bool cairn_cluster_commits_answer(struct cairn_cluster_member *member,
-                                  const Cairn__RoundResult *result);
+bool coord_commits_answer(struct coord_member *member, const Cairn__RoundResult *result);
 
 /* ==== version waits ==== */
 
@@ -233,7 +220,7 @@ bool cairn_cluster_commits_answer(struct cairn_cluster_member *member,
 /* Threads of one member wait side by side. Waits whose time is over make room, and are not
  * answered. */
 enum { CAIRN_MEMBER_WAITS_MAX = 8 };
-struct cairn_cluster_version_wait {
+struct coord_version_wait {
     uint32_t request;
     bool state; /* the client state; else a version at least as new */
     struct cairn_version wanted;
@@ -241,20 +228,20 @@ struct cairn_cluster_version_wait {
 };
 
 /* A member's waits: [count], oldest first; one too many only while it is judged. */
-struct cairn_cluster_version_waits {
-    struct cairn_cluster_version_wait list[CAIRN_MEMBER_WAITS_MAX + 1];
+struct coord_version_waits {
+    struct coord_version_wait list[CAIRN_MEMBER_WAITS_MAX + 1];
     uint32_t count;
 };
 
 /* Answers it when it can. CAIRN_ERR_BUSY, to the peer: as many wait already. */
-void cairn_cluster_member_version_wait(struct cairn_cluster_member *member, uint32_t request,
-                                       const Cairn__VersionWait *message);
+void coord_member_version_wait(struct coord_member *member, uint32_t request,
+                               const Cairn__VersionWait *message);
 /* Answers the waits whose version is there. */
-void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job);
+void coord_members_answer_versions(struct coord_job *job);
 /* After an event of the core: if the version is another one than they were told. */
-void cairn_cluster_members_tell_version(struct cairn_cluster_job *job);
+void coord_members_tell_version(struct coord_job *job);
 /* The newest version and its client state to those who asked for it, if it is known now. */
-void cairn_cluster_members_answer_states(struct cairn_cluster_job *job);
+void coord_members_answer_states(struct coord_job *job);
 
 /* ==== standing ==== */
 
@@ -262,82 +249,78 @@ void cairn_cluster_members_answer_states(struct cairn_cluster_job *job);
  * store, and parts whose job our store is behind of, are strange. */
 
 /* The cluster's identity, by which shards know us. */
-struct cairn_cluster_identity {
-    struct cairn_coordinator_id id; /* of this process, and of its store */
-    uint64_t *dropped;              /* owned: [dropped_count], the oldest first */
+struct coord_identity {
+    struct coordinator_id id; /* of this process, and of its store */
+    uint64_t *dropped;        /* owned: [dropped_count], the oldest first */
     size_t dropped_count;
 };
 
 /* Fills cluster->identity of the store. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_cluster_standing_open(struct cairn_cluster *cluster,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_standing_open(struct coord *cluster,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The job is in the store no more. */
-void cairn_cluster_dropped_add(struct cairn_cluster *cluster, uint64_t job);
+void coord_dropped_add(struct coord *cluster, uint64_t job);
 /* It is here, and what it holds is ours to act on. */
-bool cairn_cluster_seat_obeys(const struct cairn_cluster_seat *seat);
+bool coord_seat_obeys(const struct coord_seat *seat);
 /* Its device has failed, and nothing may come to that (server/shard/shard.h). */
-bool cairn_cluster_seat_unfit(const struct cairn_cluster_seat *seat);
+bool coord_seat_unfit(const struct coord_seat *seat);
 /* It listens on no network, so that of other hosts nobody reaches it, and shards of other hosts are here: a
  * part of a job there would stop whoever trains elsewhere. */
-bool cairn_cluster_seat_apart(const struct cairn_cluster_seat *seat);
+bool coord_seat_apart(const struct coord_seat *seat);
 #define CAIRN_SEAT_APART_TEXT                                                                     \
     "listens on no network, and shards of other hosts are here: it gets no part of a job before " \
     "fabric.device is set there"
 /* And it does not leave: it may get a part of a job. */
-bool cairn_cluster_seat_stays(const struct cairn_cluster_seat *seat);
+bool coord_seat_stays(const struct coord_seat *seat);
 /* One of this spec: it is not apart, and nothing would lie on a device that has failed. NULL: of any job. */
-bool cairn_cluster_seat_fits(const struct cairn_cluster_seat *seat,
-                             const struct cairn_job_spec_data *spec);
+bool coord_seat_fits(const struct coord_seat *seat, const struct cairn_job_spec_data *spec);
 /* Notes what the Hello says; false, and logged: we must not act on what it holds. */
-bool cairn_cluster_seat_judge(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                              const Cairn__Hello *hello);
+bool coord_seat_judge(struct coord *cluster, struct coord_seat *seat, const Cairn__Hello *hello);
 /* "it holds state of another store": of one that does not obey. */
-const char *cairn_cluster_seat_standing_text(const struct cairn_cluster_seat *seat);
-void cairn_cluster_seat_forget_parts(struct cairn_cluster_seat *seat);
+const char *coord_seat_standing_text(const struct coord_seat *seat);
+void coord_seat_forget_parts(struct coord_seat *seat);
 /* A frame of HeldJobs, the answer to a question if it has a request. False: not as it should be. */
-bool cairn_cluster_seat_held(struct cairn_cluster_session *session,
-                             const struct cairn_frame *frame) CAIRN_MUST_CHECK;
+bool coord_seat_held(struct coord_session *session,
+                     const struct cairn_frame *frame) CAIRN_MUST_CHECK;
 /* Leftovers of our own on it: of jobs that were never finished here, or were dropped, or restored onto other
  * shards, while it was away. */
-void cairn_cluster_seat_clean(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                              const Cairn__Hello *hello);
+void coord_seat_clean(struct coord *cluster, struct coord_seat *seat, const Cairn__Hello *hello);
 /* The marks of a job that a shard has seen, and those that our store knows, to be compared. */
-struct cairn_marks cairn_cluster_held_marks(const Cairn__HeldJob *held);
-struct cairn_marks cairn_cluster_job_marks(const struct cairn_cluster_job *job);
+struct marks coord_held_marks(const Cairn__HeldJob *held);
+struct marks coord_job_marks(const struct coord_job *job);
 /* A job of that name, which is not ours, is held by somebody, or may be: `why` says what to do. */
-bool cairn_cluster_job_is_strange(const struct cairn_cluster *cluster, const char *name,
-                                  struct cairn_sentence *why);
+bool coord_job_is_strange(const struct coord *cluster, const char *name,
+                          struct cairn_sentence *why);
 /* Parts that we do not act on; they borrow from the seats. */
-struct cairn_cluster_strangers {
+struct coord_strangers {
     Cairn__StrangePart **list; /* [count] */
     size_t count;
     /* owned */
     Cairn__StrangePart *parts;
     struct cairn_sentence *texts;
 };
-bool cairn_cluster_strangers_init(struct cairn_cluster_strangers *strangers,
-                                  const struct cairn_cluster *cluster);
-void cairn_cluster_strangers_release(struct cairn_cluster_strangers *strangers);
+bool coord_strangers_init(struct coord_strangers *strangers, const struct coord *cluster);
+void coord_strangers_release(struct coord_strangers *strangers);
 /* Has shards drop the parts of a job that this store does not know, because an operator asks for
  * it. */
-void cairn_cluster_forget(struct cairn_cluster_session *session, uint32_t request,
-                          const Cairn__ClusterForget *message);
+void coord_forget(struct coord_session *session, uint32_t request,
+                  const Cairn__ClusterForget *message);
 
 /* ==== tiles ==== */
 
 /* Tiles: the boxes of tensors that each rank holds (tiles.c says how they are kept; TilesDeclare in
  * control.proto). */
 
-struct cairn_cluster_tile_list;
+struct coord_tile_list;
 struct cairn_box;
 struct cairn_tiles;
 
 /* A job's tiles: who holds which boxes of the tensors. */
-struct cairn_cluster_tiles {
-    uint32_t world;                           /* the ranks 0, ..., world - 1 declare; 0: no tiles */
-    struct cairn_cluster_tile_list **of_rank; /* owned: [world]; NULL: not declared */
-    struct cairn_cluster_tile_list *lists;    /* owned: the different ones */
-    bool known;     /* this incarnation was told, by a worker or a shard */
+struct coord_tiles {
+    uint32_t world;                   /* the ranks 0, ..., world - 1 declare; 0: no tiles */
+    struct coord_tile_list **of_rank; /* owned: [world]; NULL: not declared */
+    struct coord_tile_list *lists;    /* owned: the different ones */
+    bool known;                       /* this incarnation was told, by a worker or a shard */
     bool telling;   /* shards may know of tiles: every worker's are told, also that it has none */
     bool covered;   /* the lists of all ranks make up the tensors */
     bool changed;   /* members came or went in an event of the core */
@@ -346,14 +329,14 @@ struct cairn_cluster_tiles {
 };
 
 /* The tiles that a shard's part of a job is told. */
-struct cairn_cluster_part_tiles {
+struct coord_part_tiles {
     size_t told_bytes; /* of MemberTiles on their way to the shard */
     /* the shard is told of this member's tiles next, unless it knows them */
-    struct cairn_cluster_member *next;
+    struct coord_member *next;
 };
 
 /* A member's tiles, and which shards know them. */
-struct cairn_cluster_member_tiles {
+struct coord_member_tiles {
     /* [shard_count]: which shards know its tiles; borrowed of member->known_to */
     uint8_t *known_to;
     uint32_t knowing;         /* shards that know them */
@@ -364,30 +347,28 @@ struct cairn_cluster_member_tiles {
     bool arriving, declared;
 };
 
-void cairn_cluster_tiles_declare(struct cairn_cluster_member *member, uint32_t request,
-                                 const Cairn__TilesDeclare *message);
-void cairn_cluster_tiles_page(struct cairn_cluster_session *session, uint32_t request,
-                              const Cairn__Page *page);
+void coord_tiles_declare(struct coord_member *member, uint32_t request,
+                         const Cairn__TilesDeclare *message);
+void coord_tiles_page(struct coord_session *session, uint32_t request, const Cairn__Page *page);
 /* The worker asks for a round. One that declared no tiles, when nobody is left who did, ends them. */
-void cairn_cluster_tiles_begins(struct cairn_cluster_member *member);
+void coord_tiles_begins(struct coord_member *member);
 /* A shard says that it knows tiles of so many ranks; 0: of none. */
-void cairn_cluster_tiles_heard(struct cairn_cluster_job *job, uint32_t world);
+void coord_tiles_heard(struct coord_job *job, uint32_t world);
 /* Something changed: tells shards, judges the cover, answers, sets the core's gate. During an event of the
  * core: after it. */
-void cairn_cluster_tiles_advance(struct cairn_cluster_job *job);
+void coord_tiles_advance(struct coord_job *job);
 /* A shard, or a member that leaves the job's list, is not told of any more. */
-void cairn_cluster_tiles_shard_gone(struct cairn_cluster_member *m, uint32_t shard);
-void cairn_cluster_tiles_member_gone(struct cairn_cluster_job *job,
-                                     const struct cairn_cluster_member *m);
+void coord_tiles_shard_gone(struct coord_member *m, uint32_t shard);
+void coord_tiles_member_gone(struct coord_job *job, const struct coord_member *m);
 
 /* False: a round may open, for all that tiles are concerned. Else `out` says who is missing. */
-bool cairn_cluster_tiles_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+bool coord_tiles_waiting(const struct coord_job *job, struct cairn_sentence *out);
 /* All declared ranks have said InitDone. */
-bool cairn_cluster_tiles_all_put(const struct cairn_cluster_job *job);
+bool coord_tiles_all_put(const struct coord_job *job);
 /* The box of a tensor that a rank holds; NULL: the whole tensor. The rank must have declared. */
-const struct cairn_box *cairn_cluster_tiles_box(const struct cairn_cluster_job *job, uint32_t rank,
-                                                uint32_t tensor);
-void cairn_cluster_tiles_release(struct cairn_cluster_job *job);
+const struct cairn_box *coord_tiles_box(const struct coord_job *job, uint32_t rank,
+                                        uint32_t tensor);
+void coord_tiles_release(struct coord_job *job);
 
 /* ==== leases ==== */
 
@@ -406,65 +387,63 @@ void cairn_cluster_tiles_release(struct cairn_cluster_job *job);
 #define CAIRN_MEMBER_LEASES_MAX 16
 
 /* A version that shards keep, or are asked to. */
-struct cairn_cluster_kept {
-    struct cairn_cluster_kept *next; /* of the job's */
+struct coord_kept {
+    struct coord_kept *next; /* of the job's */
     struct cairn_version version;
-    uint64_t number;                     /* for the shards */
-    uint64_t asked_ms;                   /* when they were asked last; while `asking` */
-    struct cairn_cluster_gather *gather; /* borrowed, while `asking` */
+    uint64_t number;             /* for the shards */
+    uint64_t asked_ms;           /* when they were asked last; while `asking` */
+    struct coord_gather *gather; /* borrowed, while `asking` */
     bool asking, again;
 };
 
-struct cairn_cluster_lease {
-    struct cairn_cluster_lease *next;    /* of the job's */
-    struct cairn_cluster_member *member; /* borrowed: goes before it */
-    struct cairn_cluster_kept *kept;     /* borrowed of the job; NULL: WAITS */
-    struct cairn_version version;        /* while it WAITS, {0, 0}: the newest */
-    uint32_t request;                    /* LeaseTake; 0: answered */
-    uint64_t key;                        /* of the LeaseTake that began it */
-    uint64_t ttl_ms;                     /* that was asked for last */
-    uint64_t ends_ms;                    /* of cairn_cluster_now_ms; 0: not granted yet */
-    bool asked;                          /* the shards are being asked for it */
+struct coord_lease {
+    struct coord_lease *next;     /* of the job's */
+    struct coord_member *member;  /* borrowed: goes before it */
+    struct coord_kept *kept;      /* borrowed of the job; NULL: WAITS */
+    struct cairn_version version; /* while it WAITS, {0, 0}: the newest */
+    uint32_t request;             /* LeaseTake; 0: answered */
+    uint64_t key;                 /* of the LeaseTake that began it */
+    uint64_t ttl_ms;              /* that was asked for last */
+    uint64_t ends_ms;             /* of coord_now_ms; 0: not granted yet */
+    bool asked;                   /* the shards are being asked for it */
 };
 
 /* A job's leases. */
-struct cairn_cluster_leases {
-    struct cairn_cluster_lease *list; /* owned */
-    struct cairn_cluster_kept *kept;  /* owned; the versions of them */
+struct coord_leases {
+    struct coord_lease *list; /* owned */
+    struct coord_kept *kept;  /* owned; the versions of them */
 };
 
 /* A request; answered here or later. */
-void cairn_cluster_lease_take(struct cairn_cluster_member *member, uint32_t request,
-                              const Cairn__LeaseTake *message);
-void cairn_cluster_lease_drop(struct cairn_cluster_member *member, const Cairn__LeaseDrop *message);
+void coord_lease_take(struct coord_member *member, uint32_t request,
+                      const Cairn__LeaseTake *message);
+void coord_lease_drop(struct coord_member *member, const Cairn__LeaseDrop *message);
 /* Rounds may go on: leases that wait are taken. Not during an event of the core. */
-void cairn_cluster_leases_advance(struct cairn_cluster_job *job);
+void coord_leases_advance(struct coord_job *job);
 /* The newest version was published once more, in the layout in force: shards that joined since have it, too,
  * and are asked to keep it where it is leased, before another round opens. */
-void cairn_cluster_leases_republished(struct cairn_cluster_job *job);
+void coord_leases_republished(struct coord_job *job);
 /* Ends the leases whose time is over. */
-void cairn_cluster_leases_tick(struct cairn_cluster_job *job);
+void coord_leases_tick(struct coord_job *job);
 /* True: the member waits for a lease, and `out` says for which shards. */
-bool cairn_cluster_leases_waiting(const struct cairn_cluster_member *member,
-                                  struct cairn_sentence *out);
+bool coord_leases_waiting(const struct coord_member *member, struct cairn_sentence *out);
 /* The requests of the member that wait fail. */
-void cairn_cluster_leases_fail(struct cairn_cluster_member *member, cairn_status status,
-                               const char *text);
+void coord_leases_fail(struct coord_member *member, cairn_status status, const char *text);
 /* The member goes: its leases end. */
-void cairn_cluster_leases_forget(struct cairn_cluster_member *member);
+void coord_leases_forget(struct coord_member *member);
 
 /* ==== writes ==== */
 
 /* Writes at a step boundary. Answered by RoundOpened, later. */
 
 /* A member's request to write. */
-struct cairn_cluster_write {
+struct coord_write {
     uint32_t request;
     bool reserves; /* the request waits for generations that are durable */
 };
 
-void cairn_cluster_member_write(struct cairn_cluster_member *member, uint32_t request);
-void cairn_cluster_member_unwrite(struct cairn_cluster_member *member, uint64_t round);
+void coord_member_write(struct coord_member *member, uint32_t request);
+void coord_member_unwrite(struct coord_member *member, uint64_t round);
 
 /* ==== unheard ==== */
 
@@ -475,7 +454,7 @@ void cairn_cluster_member_unwrite(struct cairn_cluster_member *member, uint64_t 
 #define CAIRN_CLUSTER_UNHEARD_MAX 16 /* that a heartbeat names */
 
 /* The shards that a session does not hear. */
-struct cairn_cluster_unheard {
+struct coord_unheard {
     struct {
         char name[CAIRN_NAME_MAX + 1]; /* of a shard that is up */
         uint64_t since_ms;             /* of the loop's clock: it was told */
@@ -485,11 +464,10 @@ struct cairn_cluster_unheard {
 };
 
 /* The session's heartbeat names these shards. */
-void cairn_cluster_unheard_told(struct cairn_cluster_session *session, char *const *names,
-                                size_t count);
+void coord_unheard_told(struct coord_session *session, char *const *names, size_t count);
 /* Their names; "": it hears all of whom it awaits something. */
-const char *cairn_cluster_unheard_text(const struct cairn_cluster_session *session);
+const char *coord_unheard_text(const struct coord_session *session);
 /* Who of the job does not hear which of its shards; empty: nobody says so. */
-void cairn_cluster_unheard_of_job(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+void coord_unheard_of_job(const struct coord_job *job, struct cairn_sentence *out);
 
 #endif

@@ -23,15 +23,15 @@
 
 /* ---- shards ---- */
 
-static void on_shard_forget(struct cairn_cluster_session *session, uint32_t request,
+static void on_shard_forget(struct coord_session *session, uint32_t request,
                             const Cairn__ShardForget *forget)
 {
     struct cairn_sentence why;
-    const cairn_status status = cairn_cluster_seat_forget(session->cluster, forget->name, &why);
+    const cairn_status status = coord_seat_forget(session->cluster, forget->name, &why);
     if (status == CAIRN_OK)
-        cairn_cluster_session_done(session, request);
+        coord_session_done(session, request);
     else
-        cairn_cluster_session_error(session, request, status, why.text);
+        coord_session_error(session, request, status, why.text);
 }
 
 /* ---- jobs ---- */
@@ -50,38 +50,38 @@ struct job_view {
     char *frozen[FROZEN_SHOWN];
     Cairn__LeaseStatus leases[LEASES_SHOWN];
     Cairn__LeaseStatus *lease_list[LEASES_SHOWN];
-    struct cairn_bytes_view bytes;
-    struct cairn_memory_view memory;
-    struct cairn_times_view times;
-    struct cairn_groups_view reduce_groups;
-    struct cairn_straggler_view straggler;
+    struct bytes_view bytes;
+    struct memory_view memory;
+    struct times_view times;
+    struct groups_view reduce_groups;
+    struct straggler_view straggler;
     char nonfinite[CAIRN_RESULTS_BYTES];
 };
 
-static void fill_rounds(struct job_view *view, const struct cairn_cluster_job *job)
+static void fill_rounds(struct job_view *view, const struct coord_job *job)
 {
     Cairn__JobStatus *s = &view->status;
     s->loss_scale = job->spec.loss_scale;
     if (job->core == NULL) return;
-    struct cairn_payload head;
-    const struct cairn_round_counts counts = cairn_round_counts_of(job->core);
-    const struct cairn_decision *last = cairn_round_last(job->core);
+    struct payload head;
+    const struct round_counts counts = round_counts_of(job->core);
+    const struct cairn_decision *last = round_last(job->core);
     s->epoch = cairn_round_epoch(job->core);
-    s->round = cairn_round_open_round(job->core);
-    s->workers = cairn_round_worker_count(job->core);
+    s->round = round_open_round(job->core);
+    s->workers = round_worker_count(job->core);
     s->steps_applied = counts.applied;
     s->rounds_skipped = counts.skipped;
-    s->skips = cairn_round_skips(job->core).all;
-    s->skips_in_row = cairn_round_skips(job->core).in_row;
+    s->skips = round_skips(job->core).all;
+    s->skips_in_row = round_skips(job->core).in_row;
     s->rounds_abandoned = counts.abandoned;
-    s->loss_scale = cairn_round_loss_scale(job->core);
-    s->nonfinite = cairn_cluster_halts_nonfinite(job, view->nonfinite);
+    s->loss_scale = round_loss_scale(job->core);
+    s->nonfinite = coord_halts_nonfinite(job, view->nonfinite);
     s->nonfinite_tensors = view->nonfinite;
     if (last->payload_bytes > 0 &&
-        cairn_payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
+        payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
         s->last_grad_norm = head.grad_norm;
         if (!head.finite) {
-            const struct cairn_results gradients = cairn_cluster_halts_gradients(job, last->round);
+            const struct cairn_results gradients = coord_halts_gradients(job, last->round);
             cairn_results_gradient(&gradients, &job->spec, &view->gradient);
             s->gradient = view->gradient.text;
         }
@@ -89,17 +89,17 @@ static void fill_rounds(struct job_view *view, const struct cairn_cluster_job *j
     }
 }
 
-static void fill_shards(struct job_view *view, const struct cairn_cluster_job *job)
+static void fill_shards(struct job_view *view, const struct coord_job *job)
 {
     Cairn__JobStatus *s = &view->status;
-    const Cairn__BytesTold *all = cairn_cluster_bytes_of(job, &view->bytes);
+    const Cairn__BytesTold *all = coord_bytes_of(job, &view->bytes);
     s->bytes = view->bytes.list;
     s->n_bytes = view->bytes.count;
     s->pushed_bytes = all->pushed_shared + all->pushed_carried + all->put;
     s->fetched_bytes = all->fetched_shared + all->fetched_carried;
     s->shards = job->seat_count;
     CAIRN_EACH_SHARD (job, i) s->shards_told += job->shards[i].seat->has_stats;
-    cairn_cluster_memory_of(job, &view->memory);
+    coord_memory_of(job, &view->memory);
     s->memory = view->memory.list;
     s->n_memory = view->memory.count;
     s->state_bytes = view->memory.sum;
@@ -118,12 +118,12 @@ static void list_frozen(struct job_view *view, const struct cairn_job_spec_data 
 }
 
 /* Shows the leases that are granted; others still wait. */
-static void fill_leases(struct job_view *view, const struct cairn_cluster_job *job)
+static void fill_leases(struct job_view *view, const struct coord_job *job)
 {
     Cairn__JobStatus *s = &view->status;
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    const uint64_t now_ms = coord_now_ms(job->cluster);
     s->leases = view->lease_list;
-    for (const struct cairn_cluster_lease *l = job->leases.list; l != NULL; l = l->next) {
+    for (const struct coord_lease *l = job->leases.list; l != NULL; l = l->next) {
         if (l->ends_ms == 0 || s->n_leases == LEASES_SHOWN) continue;
         Cairn__LeaseStatus *out = &view->leases[s->n_leases];
         cairn__lease_status__init(out);
@@ -136,7 +136,7 @@ static void fill_leases(struct job_view *view, const struct cairn_cluster_job *j
     }
 }
 
-static bool view_init(struct job_view *view, const struct cairn_cluster_job *job)
+static bool view_init(struct job_view *view, const struct coord_job *job)
 {
     const struct cairn_job_spec_data *spec = &job->spec;
     Cairn__JobStatus *s = &view->status;
@@ -144,14 +144,14 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     view->groups = calloc(spec->group_count + 1, sizeof *view->groups);
     view->list = calloc(spec->group_count + 1, sizeof *view->list);
     if (view->groups == NULL || view->list == NULL) return false;
-    const struct cairn_version version = cairn_cluster_job_version(job);
-    cairn_cluster_job_waiting(job, &view->awaited);
+    const struct cairn_version version = coord_job_version(job);
+    coord_job_waiting(job, &view->awaited);
     for (int i = 0; i < CAIRN_LAYOUT_HASH_BYTES; i++) {
         snprintf(&view->layout_hash[2 * i], 3, "%02x", job->layout->hash[i]);
     }
     for (size_t i = 0; i < spec->group_count; i++) {
         cairn_group_to_message(&spec->groups[i], &view->groups[i]);
-        view->groups[i].lr_now = job->core != NULL ? cairn_round_lr(job->core, (uint32_t)i)
+        view->groups[i].lr_now = job->core != NULL ? round_lr(job->core, (uint32_t)i)
                                                    : spec->groups[i].lr;
         view->list[i] = &view->groups[i];
     }
@@ -161,7 +161,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
         s->blobs += is_blob;
     }
     s->name = spec->name;
-    s->state = (char *)(uintptr_t)cairn_cluster_job_state_name(job);
+    s->state = (char *)(uintptr_t)coord_job_state_name(job);
     s->generation = version.generation;
     s->step = version.step;
     s->version_unknown = job->version_unknown;
@@ -169,15 +169,15 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     if (job->state == CAIRN_CLUSTER_JOB_LOST) s->loss = (char *)(uintptr_t)job->loss.why.text;
     s->put_out = (char *)(uintptr_t)job->rounds.put_out.text;
     s->stepped = job->rounds.has_stepped;
-    if (s->stepped) s->stepped_ms_ago = cairn_cluster_now_ms(job->cluster) - job->rounds.stepped_ms;
-    s->still_ms = cairn_cluster_job_still_ms(job);
+    if (s->stepped) s->stepped_ms_ago = coord_now_ms(job->cluster) - job->rounds.stepped_ms;
+    s->still_ms = coord_job_still_ms(job);
     s->snapshot_failed = (char *)(uintptr_t)job->snapshots.failed.text;
     s->passed_over = (char *)(uintptr_t)job->snapshots.passed_over.text;
-    cairn_cluster_cut_show(job, &view->saving);
+    coord_cut_show(job, &view->saving);
     s->saving = view->saving.text;
-    cairn_cluster_reshard_show(job, &view->moving);
+    coord_reshard_show(job, &view->moving);
     s->moving = view->moving.text;
-    cairn_cluster_unheard_of_job(job, &view->path_cut);
+    coord_unheard_of_job(job, &view->path_cut);
     s->path_cut = view->path_cut.text;
     s->restores = version.step > job->base_step ? 0 : job->loss.recovery.restores;
     s->workers_min = spec->workers_min;
@@ -195,8 +195,8 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     fill_rounds(view, job);
     fill_shards(view, job);
     fill_leases(view, job);
-    cairn_cluster_groups_show(job, &view->reduce_groups, s);
-    cairn_cluster_straggler_show(job, &view->straggler, s);
+    coord_groups_show(job, &view->reduce_groups, s);
+    coord_straggler_show(job, &view->straggler, s);
     return true;
 }
 
@@ -204,8 +204,8 @@ static void view_release(struct job_view *view)
 {
     free(view->groups);
     free(view->list);
-    cairn_cluster_memory_release(&view->memory);
-    cairn_cluster_times_release(&view->times);
+    coord_memory_release(&view->memory);
+    coord_times_release(&view->times);
 }
 
 #define BRIEF_CHARS 160
@@ -227,16 +227,15 @@ static void shorten(struct job_view *view)
     s->straggler = NULL;
 }
 
-static void on_job_list(struct cairn_cluster_session *session, uint32_t request)
+static void on_job_list(struct coord_session *session, uint32_t request)
 {
     size_t count = 0;
-    for (struct cairn_cluster_job *j = session->cluster->jobs; j != NULL; j = j->next) count++;
+    for (struct coord_job *j = session->cluster->jobs; j != NULL; j = j->next) count++;
     struct job_view *views = calloc(count + 1, sizeof *views);
     Cairn__JobStatus **list = calloc(count + 1, sizeof *list);
     bool whole = views != NULL && list != NULL;
     size_t n = 0;
-    for (struct cairn_cluster_job *j = session->cluster->jobs; whole && j != NULL;
-         j = j->next, n++) {
+    for (struct coord_job *j = session->cluster->jobs; whole && j != NULL; j = j->next, n++) {
         whole = view_init(&views[n], j);
         if (!whole) break;
         views[n].status.n_bytes = 0; // `job show` has them
@@ -250,9 +249,9 @@ static void on_job_list(struct cairn_cluster_session *session, uint32_t request)
         const bool is_large = cairn__job_list__get_packed_size(&jobs) >
                               CAIRN_FRAME_BYTES_MAX - CAIRN_FRAME_HEADER_BYTES;
         for (size_t i = 0; is_large && i < count; i++) shorten(&views[i]);
-        cairn_cluster_session_send(session, CAIRN_MSG_JOB_LIST, request, &jobs.base);
+        coord_session_send(session, CAIRN_MSG_JOB_LIST, request, &jobs.base);
     } else {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     for (size_t i = 0; views != NULL && i < count; i++) view_release(&views[i]);
     free(views);
@@ -260,84 +259,82 @@ static void on_job_list(struct cairn_cluster_session *session, uint32_t request)
 }
 
 /* NULL: answered that there is none. */
-static struct cairn_cluster_job *job_or_error(struct cairn_cluster_session *session,
-                                              uint32_t request, const char *name)
+static struct coord_job *job_or_error(struct coord_session *session, uint32_t request,
+                                      const char *name)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, name);
+    struct coord_job *job = coord_job_find(session->cluster, name);
     struct cairn_sentence why;
     if (job != NULL) return job;
     cairn_sentence_set(&why, "there is no job \"%s\"; `cairn job list` shows those there are",
                        name);
-    cairn_cluster_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
+    coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
     return NULL;
 }
 
-static void on_job_show(struct cairn_cluster_session *session, uint32_t request,
-                        const Cairn__JobShow *show)
+static void on_job_show(struct coord_session *session, uint32_t request, const Cairn__JobShow *show)
 {
-    struct cairn_cluster_job *job = job_or_error(session, request, show->name);
+    struct coord_job *job = job_or_error(session, request, show->name);
     struct job_view view = { .groups = NULL };
     if (job == NULL) return;
     if (view_init(&view, job) &&
-        (!show->times || cairn_cluster_times_show(job, &view.times, &view.status))) {
-        cairn_cluster_session_send(session, CAIRN_MSG_JOB_STATUS, request, &view.status.base);
+        (!show->times || coord_times_show(job, &view.times, &view.status))) {
+        coord_session_send(session, CAIRN_MSG_JOB_STATUS, request, &view.status.base);
     } else {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     view_release(&view);
 }
 
-static void on_job_spec(struct cairn_cluster_session *session, uint32_t request, const char *name)
+static void on_job_spec(struct coord_session *session, uint32_t request, const char *name)
 {
-    const struct cairn_cluster_job *job = job_or_error(session, request, name);
+    const struct coord_job *job = job_or_error(session, request, name);
     if (job == NULL) return;
     Cairn__JobSpecTold told = CAIRN__JOB_SPEC_TOLD__INIT;
     told.spec_bytes = job->planned.spec->size;
     told.workers_max = (uint32_t)session->cluster->options->workers_max;
     told.shards = job->seat_count;
-    cairn_cluster_session_send(session, CAIRN_MSG_JOB_SPEC_TOLD, request, &told.base);
-    cairn_cluster_session_pages(session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    coord_session_send(session, CAIRN_MSG_JOB_SPEC_TOLD, request, &told.base);
+    coord_session_pages(session, request, CAIRN_PAGE_SPEC, job->planned.spec);
 }
 
-static void begin_cut(struct cairn_cluster_session *session, uint32_t request, const char *name,
+static void begin_cut(struct coord_session *session, uint32_t request, const char *name,
                       bool is_snapshot, bool wait)
 {
-    struct cairn_cluster_job *job = job_or_error(session, request, name);
+    struct coord_job *job = job_or_error(session, request, name);
     struct cairn_sentence why;
     if (job == NULL) return;
-    const cairn_status status = cairn_cluster_cut_begin(job, is_snapshot, session, request, wait,
-                                                        &why);
-    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+    const cairn_status status = coord_cut_begin(job, is_snapshot, session, request, wait, &why);
+    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-static void cancel_cut(struct cairn_cluster_session *session, uint32_t request,
+static void cancel_cut(struct coord_session *session, uint32_t request,
                        const Cairn__SnapshotCancel *cancel)
 {
-    struct cairn_cluster_job *job = job_or_error(session, request, cancel->job);
+    struct coord_job *job = job_or_error(session, request, cancel->job);
     struct cairn_sentence why;
     if (job == NULL) return;
-    const cairn_status status = cairn_cluster_cut_cancel(job, cancel->id, session, request, &why);
-    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+    const cairn_status status = coord_cut_cancel(job, cancel->id, session, request, &why);
+    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-static void on_admin_asks_who_is_awaited(struct cairn_cluster_session *session, uint32_t request,
+static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t request,
                                          const Cairn__WhoIsAwaited *message)
 {
-    struct cairn_cluster_job *job = message->name[0] != '\0'
-                                        ? cairn_cluster_job_find(session->cluster, message->name)
-                                        : cairn_cluster_job_by_id(session->cluster, message->job);
+    struct coord_job *job = message->name[0] != '\0'
+                                ? coord_job_find(session->cluster, message->name)
+                                : coord_job_by_id(session->cluster, message->job);
     struct cairn_sentence text = { "" };
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
     if (job != NULL && message->cut)
-        awaited.away = cairn_cluster_cut_waiting(job, &text);
+        awaited.away = coord_cut_waiting(job, &text);
     else if (job != NULL)
-        cairn_cluster_job_waiting(job, &text);
+        coord_job_waiting(job, &text);
     awaited.text = text.text;
-    cairn_cluster_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
+    coord_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
 /* These read nothing but names of their message. */
-static bool handle_snapshot(struct cairn_cluster_session *session, const struct cairn_frame *frame,
+static bool handle_snapshot(struct coord_session *session, const struct cairn_frame *frame,
                             const ProtobufCMessage *message)
 {
     const uint32_t request = frame->request;
@@ -351,66 +348,65 @@ static bool handle_snapshot(struct cairn_cluster_session *session, const struct 
         cancel_cut(session, request, (const Cairn__SnapshotCancel *)message);
         return true;
     case CAIRN_MSG_SNAPSHOT_LIST_GET:
-        cairn_cluster_snapshots_list(session, request,
-                                     ((const Cairn__SnapshotListGet *)message)->job);
+        coord_snapshots_list(session, request, ((const Cairn__SnapshotListGet *)message)->job);
         return true;
     case CAIRN_MSG_SNAPSHOT_SHOW: {
         const Cairn__SnapshotShow *show = (const Cairn__SnapshotShow *)message;
-        cairn_cluster_snapshots_show(session, request, show->job, show->id);
+        coord_snapshots_show(session, request, show->job, show->id);
         return true;
     }
     case CAIRN_MSG_SNAPSHOT_REMOVE:
-        cairn_cluster_snapshot_remove(session, request, (const Cairn__SnapshotRemove *)message);
+        coord_snapshot_remove(session, request, (const Cairn__SnapshotRemove *)message);
         return true;
     case CAIRN_MSG_SNAPSHOT_PRUNE:
-        cairn_cluster_snapshot_prune(session, request, (const Cairn__SnapshotPrune *)message);
+        coord_snapshot_prune(session, request, (const Cairn__SnapshotPrune *)message);
         return true;
     case CAIRN_MSG_SNAPSHOT_ADVISE:
-        cairn_cluster_snapshot_advise(session, request, (const Cairn__SnapshotAdvise *)message);
+        coord_snapshot_advise(session, request, (const Cairn__SnapshotAdvise *)message);
         return true;
     case CAIRN_MSG_SNAPSHOT_TAG:
-        cairn_cluster_snapshot_tag(session, request, (const Cairn__SnapshotTag *)message);
+        coord_snapshot_tag(session, request, (const Cairn__SnapshotTag *)message);
         return true;
     case CAIRN_MSG_SNAPSHOT_RESTORE:
-        cairn_cluster_restore_begin(session, request, (const Cairn__SnapshotRestore *)message);
+        coord_restore_begin(session, request, (const Cairn__SnapshotRestore *)message);
         return true;
     default: return false;
     }
 }
 
-bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
-                                const struct cairn_frame *frame, const ProtobufCMessage *message)
+bool coord_handle_admin(struct coord_session *session, const struct cairn_frame *frame,
+                        const ProtobufCMessage *message)
 {
     const uint32_t request = frame->request;
     if (frame->type == CAIRN_MSG_HEARTBEAT) return true;
     if (request == 0) return false;
-    cairn_cluster_asked_note(session, frame, message);
+    coord_asked_note(session, frame, message);
     switch (frame->type) {
-    case CAIRN_MSG_CLUSTER_STATUS_GET: cairn_cluster_status_answer(session, request); return true;
+    case CAIRN_MSG_CLUSTER_STATUS_GET: coord_status_answer(session, request); return true;
     case CAIRN_MSG_CLUSTER_ADOPT:
-        cairn_cluster_adopt(session, request, (const Cairn__ClusterAdopt *)message);
+        coord_adopt(session, request, (const Cairn__ClusterAdopt *)message);
         return true;
     case CAIRN_MSG_CLUSTER_FORGET:
-        cairn_cluster_forget(session, request, (const Cairn__ClusterForget *)message);
+        coord_forget(session, request, (const Cairn__ClusterForget *)message);
         return true;
     case CAIRN_MSG_CLUSTER_BACKUP:
-        cairn_cluster_backup_begin(session, request, (const Cairn__ClusterBackup *)message);
+        coord_backup_begin(session, request, (const Cairn__ClusterBackup *)message);
         return true;
-    case CAIRN_MSG_KEYS_GET: cairn_cluster_keys_answer(session, request); return true;
+    case CAIRN_MSG_KEYS_GET: coord_keys_answer(session, request); return true;
     case CAIRN_MSG_KEY_TRUST:
-        cairn_cluster_key_trust(session, request, (const Cairn__KeyTrust *)message);
+        coord_key_trust(session, request, (const Cairn__KeyTrust *)message);
         return true;
     case CAIRN_MSG_SHARD_FORGET:
         on_shard_forget(session, request, (const Cairn__ShardForget *)message);
         return true;
     case CAIRN_MSG_EVENTS_GET:
-        cairn_cluster_events_answer(session, request, (const Cairn__EventsGet *)message);
+        coord_events_answer(session, request, (const Cairn__EventsGet *)message);
         return true;
     case CAIRN_MSG_RESHARD_ASK:
-        cairn_cluster_reshard_ask(session, request, (const Cairn__ReshardAsk *)message);
+        coord_reshard_ask(session, request, (const Cairn__ReshardAsk *)message);
         return true;
     case CAIRN_MSG_MEMBER_DRAIN:
-        cairn_cluster_member_drain(session, request, (const Cairn__MemberDrain *)message);
+        coord_member_drain(session, request, (const Cairn__MemberDrain *)message);
         return true;
     case CAIRN_MSG_JOB_LIST_GET: on_job_list(session, request); return true;
     case CAIRN_MSG_JOB_SHOW:
@@ -420,13 +416,13 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
         on_job_spec(session, request, ((const Cairn__JobSpecGet *)message)->name);
         return true;
     case CAIRN_MSG_JOB_AMEND:
-        cairn_cluster_job_amend_by_name(session, request, (const Cairn__JobAmend *)message);
+        coord_job_amend_by_name(session, request, (const Cairn__JobAmend *)message);
         return true;
     case CAIRN_MSG_JOB_REMOVE:
-        cairn_cluster_job_remove(session, request, (const Cairn__JobRemove *)message);
+        coord_job_remove(session, request, (const Cairn__JobRemove *)message);
         return true;
     case CAIRN_MSG_JOB_PARK:
-        cairn_cluster_job_park(session, request, (const Cairn__JobPark *)message);
+        coord_job_park(session, request, (const Cairn__JobPark *)message);
         return true;
     case CAIRN_MSG_JOB_DIGEST_GET:
         begin_cut(session, request, ((const Cairn__JobDigestGet *)message)->name, false, true);
@@ -444,10 +440,10 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
 
 /* The job and the shard's place in it. NULL: it speaks of a job that is gone or not its own, which is
  * no fault: the job may have been dropped while it spoke. */
-static struct cairn_cluster_job *place_of(struct cairn_cluster_session *session, uint64_t job_id,
-                                          uint32_t *shard_out)
+static struct coord_job *place_of(struct coord_session *session, uint64_t job_id,
+                                  uint32_t *shard_out)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(session->cluster, job_id);
+    struct coord_job *job = coord_job_by_id(session->cluster, job_id);
     if (job == NULL || session->seat == NULL) return NULL;
     CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].seat != session->seat || !job->shards[i].up) continue;
@@ -466,7 +462,7 @@ static bool read_u64(const Cairn__ReducedValue *value, uint64_t *out)
 }
 
 /* Each of the three keys once, with its operation. */
-static bool read_sums(const Cairn__Reduced *message, struct cairn_step_sums *out)
+static bool read_sums(const Cairn__Reduced *message, struct step_sums *out)
 {
     unsigned seen = 0;
     for (size_t i = 0; i < message->n_values; i++) {
@@ -484,133 +480,129 @@ static bool read_sums(const Cairn__Reduced *message, struct cairn_step_sums *out
 }
 
 /* Malloc'ed; NULL: there is no memory. */
-static struct cairn_round_untouched *read_untouched(const Cairn__Reduced *message)
+static struct round_untouched *read_untouched(const Cairn__Reduced *message)
 {
-    struct cairn_round_untouched *list = calloc(message->n_untouched_tensors + 1, sizeof *list);
+    struct round_untouched *list = calloc(message->n_untouched_tensors + 1, sizeof *list);
     for (size_t i = 0; list != NULL && i < message->n_untouched_tensors; i++)
-        list[i] = (struct cairn_round_untouched) { message->untouched_elems[i],
-                                                   message->untouched_tensors[i] };
+        list[i] = (struct round_untouched) { message->untouched_elems[i],
+                                             message->untouched_tensors[i] };
     return list;
 }
 
-static bool on_reduced(struct cairn_cluster_session *session, const Cairn__Reduced *message)
+static bool on_reduced(struct coord_session *session, const Cairn__Reduced *message)
 {
-    struct cairn_step_sums sums;
+    struct step_sums sums;
     uint32_t shard;
     if (!read_sums(message, &sums) || message->n_untouched_tensors != message->n_untouched_elems)
         return false;
-    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
+    struct coord_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return true;
-    struct cairn_round_untouched *untouched = read_untouched(message);
+    struct round_untouched *untouched = read_untouched(message);
     if (untouched == NULL) return false; // the shard says it again when it is back
-    cairn_cluster_halts_reduced(job, shard, message, sums.nonfinite);
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_REDUCED,
-                                             .shard = shard,
-                                             .epoch = message->epoch,
-                                             .round = message->round,
-                                             .sums = &sums,
-                                             .untouched = untouched,
-                                             .untouched_count =
-                                                 (uint32_t)message->n_untouched_tensors };
-    cairn_cluster_job_event(job, &event);
+    coord_halts_reduced(job, shard, message, sums.nonfinite);
+    const struct round_event event = { .kind = CAIRN_ROUND_REDUCED,
+                                       .shard = shard,
+                                       .epoch = message->epoch,
+                                       .round = message->round,
+                                       .sums = &sums,
+                                       .untouched = untouched,
+                                       .untouched_count = (uint32_t)message->n_untouched_tensors };
+    coord_job_event(job, &event);
     free(untouched);
     return true;
 }
 
-static void on_published(struct cairn_cluster_session *session, const Cairn__Published *message)
+static void on_published(struct coord_session *session, const Cairn__Published *message)
 {
     uint32_t shard;
-    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
+    struct coord_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return;
-    cairn_step_ring_take(&job->shards[shard].times, message->times);
-    cairn_cluster_halts_take(job, shard, message);
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_PUBLISHED,
-                                             .shard = shard,
-                                             .epoch = message->epoch,
-                                             .round = message->round,
-                                             .version = { message->generation, message->step },
-                                             .nonfinite = message->nonfinite > 0 };
-    cairn_cluster_job_event(job, &event);
+    step_ring_take(&job->shards[shard].times, message->times);
+    coord_halts_take(job, shard, message);
+    const struct round_event event = { .kind = CAIRN_ROUND_PUBLISHED,
+                                       .shard = shard,
+                                       .epoch = message->epoch,
+                                       .round = message->round,
+                                       .version = { message->generation, message->step },
+                                       .nonfinite = message->nonfinite > 0 };
+    coord_job_event(job, &event);
 }
 
-static bool on_answer(struct cairn_cluster_session *session, const Cairn__Answer *message)
+static bool on_answer(struct coord_session *session, const Cairn__Answer *message)
 {
     struct cairn_decision last = { .kind = CAIRN_DECISION_NONE };
     uint32_t shard;
     if (message->phase > CAIRN_STEP_JOINING) return false;
-    if (message->last != NULL &&
-        cairn_cluster_decision_of_message(message->last, &last) != CAIRN_OK) {
+    if (message->last != NULL && coord_decision_of_message(message->last, &last) != CAIRN_OK) {
         return false;
     }
-    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
+    struct coord_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return true;
-    cairn_cluster_tiles_heard(job, message->tiles_world);
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_ANSWER,
-                                             .shard = shard,
-                                             .epoch = message->epoch,
-                                             .refused = message->refused,
-                                             .phase = (enum cairn_step_phase)message->phase,
-                                             .round = message->open_round,
-                                             .version = { message->generation, message->step },
-                                             .decision = &last };
-    cairn_cluster_job_event(job, &event);
+    coord_tiles_heard(job, message->tiles_world);
+    const struct round_event event = { .kind = CAIRN_ROUND_ANSWER,
+                                       .shard = shard,
+                                       .epoch = message->epoch,
+                                       .refused = message->refused,
+                                       .phase = (enum cairn_step_phase)message->phase,
+                                       .round = message->open_round,
+                                       .version = { message->generation, message->step },
+                                       .decision = &last };
+    coord_job_event(job, &event);
     return true;
 }
 
-static bool on_lacks(struct cairn_cluster_session *session, const Cairn__Lacks *message)
+static bool on_lacks(struct coord_session *session, const Cairn__Lacks *message)
 {
     const size_t count = message->n_members;
     uint32_t shard;
     if (message->n_micros != count || message->n_flags != count) return false;
-    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
-    struct cairn_round_lack *lacks = job == NULL ? NULL : calloc(count + 1, sizeof *lacks);
+    struct coord_job *job = place_of(session, message->job, &shard);
+    struct round_lack *lacks = job == NULL ? NULL : calloc(count + 1, sizeof *lacks);
     if (lacks == NULL) return true; // without memory: it is asked again at the next deadline
     for (size_t i = 0; i < count; i++) {
-        lacks[i] = (struct cairn_round_lack) {
+        lacks[i] = (struct round_lack) {
             .member = message->members[i],
             .micro = message->micros[i],
             .waits = (message->flags[i] & CAIRN_LACK_WAITS) != 0,
             .relayed = (message->flags[i] & CAIRN_LACK_RELAYED) != 0,
         };
     }
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_LACKS,
-                                             .shard = shard,
-                                             .epoch = message->epoch,
-                                             .round = message->round,
-                                             .lacks = lacks,
-                                             .lack_count = (uint32_t)count };
-    cairn_cluster_straggler_lacks(job, message);
-    cairn_cluster_job_event(job, &event);
+    const struct round_event event = { .kind = CAIRN_ROUND_LACKS,
+                                       .shard = shard,
+                                       .epoch = message->epoch,
+                                       .round = message->round,
+                                       .lacks = lacks,
+                                       .lack_count = (uint32_t)count };
+    coord_straggler_lacks(job, message);
+    coord_job_event(job, &event);
     free(lacks);
     return true;
 }
 
-static void on_part_moved(struct cairn_cluster_session *session, const Cairn__PartMoved *message)
+static void on_part_moved(struct coord_session *session, const Cairn__PartMoved *message)
 {
     uint32_t shard;
-    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
-    if (job != NULL) cairn_cluster_slice_moved(job, shard, message);
+    struct coord_job *job = place_of(session, message->job, &shard);
+    if (job != NULL) coord_slice_moved(job, shard, message);
 }
 
-static void on_member_fault(struct cairn_cluster_session *session,
-                            const Cairn__MemberFault *message)
+static void on_member_fault(struct coord_session *session, const Cairn__MemberFault *message)
 {
     uint32_t shard;
-    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
-    if (job != NULL) cairn_cluster_member_fault(job, message->member, message->text);
+    struct coord_job *job = place_of(session, message->job, &shard);
+    if (job != NULL) coord_member_fault(job, message->member, message->text);
 }
 
-static void on_snapshot_part(struct cairn_cluster_session *session,
-                             const Cairn__SnapshotPart *message)
+static void on_snapshot_part(struct coord_session *session, const Cairn__SnapshotPart *message)
 {
     uint32_t shard;
-    if (cairn_cluster_restore_on_part(session, message)) return;
-    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
-    if (job != NULL) cairn_cluster_cut_on_part(job, shard, message);
+    if (coord_restore_on_part(session, message)) return;
+    struct coord_job *job = place_of(session, message->job, &shard);
+    if (job != NULL) coord_cut_on_part(job, shard, message);
 }
 
 /* A sentence of a shard goes into our log and to operators: one line. */
-static void take_storage(struct cairn_cluster_seat *seat, const char *why)
+static void take_storage(struct coord_seat *seat, const char *why)
 {
     struct cairn_sentence said;
     cairn_sentence_set(&said, "%s", why);
@@ -623,21 +615,20 @@ static void take_storage(struct cairn_cluster_seat *seat, const char *why)
         cairn_log_info("shard %s can save snapshots again", seat->name);
 }
 
-static void on_shard_heartbeat(struct cairn_cluster_session *session,
-                               const Cairn__Heartbeat *message)
+static void on_shard_heartbeat(struct coord_session *session, const Cairn__Heartbeat *message)
 {
     if (session->seat == NULL) return;
-    cairn_cluster_unheard_told(session, message->unheard, message->n_unheard);
+    coord_unheard_told(session, message->unheard, message->n_unheard);
     if (message->stats == NULL) return;
     session->seat->stats = *message->stats; // numbers only
     session->seat->has_stats = true;
     take_storage(session->seat, message->storage);
-    cairn_cluster_bytes_take(session->seat, message);
-    cairn_cluster_cut_on_progress(session->cluster, session->seat, message);
+    coord_bytes_take(session->seat, message);
+    coord_cut_on_progress(session->cluster, session->seat, message);
 }
 
-bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
-                                const struct cairn_frame *frame, const ProtobufCMessage *message)
+bool coord_handle_shard(struct coord_session *session, const struct cairn_frame *frame,
+                        const ProtobufCMessage *message)
 {
     const Cairn__Error *error = (const Cairn__Error *)message;
     switch (frame->type) {
@@ -645,14 +636,14 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
         on_shard_heartbeat(session, (const Cairn__Heartbeat *)message);
         return true;
     case CAIRN_MSG_DONE:
-        cairn_cluster_calls_reply(session->seat, frame->request, CAIRN_OK, "");
+        coord_calls_reply(session->seat, frame->request, CAIRN_OK, "");
         return true;
     case CAIRN_MSG_ERROR:
-        cairn_cluster_calls_reply(session->seat, frame->request,
-                                  cairn_status_known(error->status) && error->status != CAIRN_OK
-                                      ? (cairn_status)error->status
-                                      : CAIRN_ERR_INTERNAL,
-                                  error->text);
+        coord_calls_reply(session->seat, frame->request,
+                          cairn_status_known(error->status) && error->status != CAIRN_OK
+                              ? (cairn_status)error->status
+                              : CAIRN_ERR_INTERNAL,
+                          error->text);
         return true;
     case CAIRN_MSG_REDUCED: return on_reduced(session, (const Cairn__Reduced *)message);
     case CAIRN_MSG_ANSWER: return on_answer(session, (const Cairn__Answer *)message);
@@ -661,7 +652,7 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
         on_part_moved(session, (const Cairn__PartMoved *)message);
         return true;
     case CAIRN_MSG_DRAIN_ME:
-        cairn_cluster_drain_me(session, frame->request, (const Cairn__DrainMe *)message);
+        coord_drain_me(session, frame->request, (const Cairn__DrainMe *)message);
         return true;
     case CAIRN_MSG_LACKS: return on_lacks(session, (const Cairn__Lacks *)message);
     case CAIRN_MSG_MEMBER_FAULT:
@@ -671,14 +662,14 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
         on_snapshot_part(session, (const Cairn__SnapshotPart *)message);
         return true;
     case CAIRN_MSG_PART:
-        cairn_cluster_adopt_on_part(session, frame->request, (const Cairn__Part *)message);
+        coord_adopt_on_part(session, frame->request, (const Cairn__Part *)message);
         return true;
     case CAIRN_MSG_PAGE:
-        cairn_cluster_adopt_on_page(session, frame->request, (const Cairn__Page *)message);
+        coord_adopt_on_page(session, frame->request, (const Cairn__Page *)message);
         return true;
     case CAIRN_MSG_HELD_JOBS:
-        if (!cairn_cluster_seat_held(session, frame)) return false;
-        cairn_cluster_openings_advance(session->cluster);
+        if (!coord_seat_held(session, frame)) return false;
+        coord_openings_advance(session->cluster);
         return true;
     default: return false;
     }
@@ -689,53 +680,51 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
 /* Handles what workers and readers send. */
 
 /* The member that a request is of; without one it is answered here. */
-static struct cairn_cluster_member *attached(struct cairn_cluster_session *session,
-                                             uint32_t request, uint64_t job_id)
+static struct coord_member *attached(struct coord_session *session, uint32_t request,
+                                     uint64_t job_id)
 {
-    struct cairn_cluster_member *member = cairn_cluster_member_find(session, job_id);
+    struct coord_member *member = coord_member_find(session, job_id);
     if (member == NULL || member->phase != CAIRN_MEMBER_ATTACHED) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_NOT_READY,
-                                    "the job is not open on this connection: open it first");
+        coord_session_error(session, request, CAIRN_ERR_NOT_READY,
+                            "the job is not open on this connection: open it first");
         return NULL;
     }
     return member;
 }
 
-static struct cairn_cluster_member *attached_worker(struct cairn_cluster_session *session,
-                                                    uint32_t request, uint64_t job_id)
+static struct coord_member *attached_worker(struct coord_session *session, uint32_t request,
+                                            uint64_t job_id)
 {
-    struct cairn_cluster_member *member = attached(session, request, job_id);
+    struct coord_member *member = attached(session, request, job_id);
     if (member == NULL || member->role == CAIRN_ROLE_WIRE_WORKER) return member;
-    cairn_cluster_session_error(session, request, CAIRN_ERR_REFUSED,
-                                "a reader contributes to no round");
+    coord_session_error(session, request, CAIRN_ERR_REFUSED, "a reader contributes to no round");
     return NULL;
 }
 
-static void on_init_done(struct cairn_cluster_session *session, uint32_t request,
+static void on_init_done(struct coord_session *session, uint32_t request,
                          const Cairn__InitDone *message)
 {
-    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
-    if (member != NULL) cairn_cluster_member_init_done(member, request, message);
+    struct coord_member *member = attached_worker(session, request, message->job);
+    if (member != NULL) coord_member_init_done(member, request, message);
 }
 
-static void on_round_begin(struct cairn_cluster_session *session, uint32_t request,
+static void on_round_begin(struct coord_session *session, uint32_t request,
                            const Cairn__RoundBegin *message)
 {
-    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
+    struct coord_member *member = attached_worker(session, request, message->job);
     if (member == NULL) return;
     member->begin_request = request;
-    cairn_cluster_tiles_begins(member);
-    const struct cairn_round_event begin = { .kind = CAIRN_ROUND_WORKER_BEGIN,
-                                             .member = member->id };
-    cairn_cluster_job_event(member->job, &begin);
+    coord_tiles_begins(member);
+    const struct round_event begin = { .kind = CAIRN_ROUND_WORKER_BEGIN, .member = member->id };
+    coord_job_event(member->job, &begin);
 }
 
 /* Checks the learning rates that a commit brings for driven groups. A bad one is refused here,
  * so that the round goes on without this commit. */
-static cairn_status judge_driven(const struct cairn_cluster_job *job,
-                                 const Cairn__RoundCommit *message, struct cairn_sentence *why)
+static cairn_status judge_driven(const struct coord_job *job, const Cairn__RoundCommit *message,
+                                 struct cairn_sentence *why)
 {
-    const struct cairn_round_terms *terms = cairn_round_terms_of(job->core);
+    const struct round_terms *terms = round_terms_of(job->core);
     if (message->n_driven != job->spec.group_count)
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "job %s has driven groups: a commit brings a learning rate for each of "
@@ -755,159 +744,152 @@ static cairn_status judge_driven(const struct cairn_cluster_job *job,
     return CAIRN_OK;
 }
 
-static void on_round_commit(struct cairn_cluster_session *session, uint32_t request,
+static void on_round_commit(struct coord_session *session, uint32_t request,
                             const Cairn__RoundCommit *message)
 {
-    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
+    struct coord_member *member = attached_worker(session, request, message->job);
     if (member == NULL) return;
     if (message->client_state.len > member->job->spec.client_state_max) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID,
-                                    "the client state is longer than the job's client_state_max");
+        coord_session_error(session, request, CAIRN_ERR_INVALID,
+                            "the client state is longer than the job's client_state_max");
         return;
     }
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     const bool driven = !message->abandon && job->core != NULL &&
-                        cairn_round_takes_driven(job->core, member->id, message->round);
+                        round_takes_driven(job->core, member->id, message->round);
     struct cairn_sentence why;
     if (driven && judge_driven(job, message, &why) != CAIRN_OK) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID, why.text);
+        coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
-    cairn_cluster_commits_add(member, request, message->round);
-    cairn_step_ring_take(&member->times, message->times);
-    if (message->abandon && job->core != NULL &&
-        message->round == cairn_round_open_round(job->core)) {
+    coord_commits_add(member, request, message->round);
+    step_ring_take(&member->times, message->times);
+    if (message->abandon && job->core != NULL && message->round == round_open_round(job->core)) {
         cairn_sentence_set(&job->rounds.epoch_reason,
                            "worker %s (rank %" PRIu32 ") gave the round up", session->name,
                            member->rank);
     }
-    const struct cairn_round_event event = { .kind = message->abandon ? CAIRN_ROUND_WORKER_ABANDON
-                                                                      : CAIRN_ROUND_WORKER_COMMIT,
-                                             .member = member->id,
-                                             .round = message->round,
-                                             .state = message->client_state.data,
-                                             .state_bytes = message->client_state.len,
-                                             .driven = driven ? message->driven : NULL };
-    cairn_cluster_job_event(job, &event);
+    const struct round_event event = { .kind = message->abandon ? CAIRN_ROUND_WORKER_ABANDON
+                                                                : CAIRN_ROUND_WORKER_COMMIT,
+                                       .member = member->id,
+                                       .round = message->round,
+                                       .state = message->client_state.data,
+                                       .state_bytes = message->client_state.len,
+                                       .driven = driven ? message->driven : NULL };
+    coord_job_event(job, &event);
 }
 
-static void on_write_begin(struct cairn_cluster_session *session, uint32_t request,
+static void on_write_begin(struct coord_session *session, uint32_t request,
                            const Cairn__WriteBegin *message)
 {
-    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
-    if (member != NULL) cairn_cluster_member_write(member, request);
+    struct coord_member *member = attached_worker(session, request, message->job);
+    if (member != NULL) coord_member_write(member, request);
 }
 
-static void on_write_cancel(struct cairn_cluster_session *session, uint32_t request,
+static void on_write_cancel(struct coord_session *session, uint32_t request,
                             const Cairn__WriteCancel *message)
 {
-    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
+    struct coord_member *member = attached_worker(session, request, message->job);
     if (member == NULL) return;
-    cairn_cluster_member_unwrite(member, message->round);
-    cairn_cluster_session_done(session, request);
+    coord_member_unwrite(member, message->round);
+    coord_session_done(session, request);
 }
 
-static void on_version_wait(struct cairn_cluster_session *session, uint32_t request,
+static void on_version_wait(struct coord_session *session, uint32_t request,
                             const Cairn__VersionWait *message)
 {
-    struct cairn_cluster_member *member = attached(session, request, message->job);
-    if (member != NULL) cairn_cluster_member_version_wait(member, request, message);
+    struct coord_member *member = attached(session, request, message->job);
+    if (member != NULL) coord_member_version_wait(member, request, message);
 }
 
-static void on_lease_take(struct cairn_cluster_session *session, uint32_t request,
+static void on_lease_take(struct coord_session *session, uint32_t request,
                           const Cairn__LeaseTake *message)
 {
-    struct cairn_cluster_member *member = attached(session, request, message->job);
-    if (member != NULL) cairn_cluster_lease_take(member, request, message);
+    struct coord_member *member = attached(session, request, message->job);
+    if (member != NULL) coord_lease_take(member, request, message);
 }
 
-static void on_lease_drop(struct cairn_cluster_session *session, uint32_t request,
+static void on_lease_drop(struct coord_session *session, uint32_t request,
                           const Cairn__LeaseDrop *message)
 {
-    struct cairn_cluster_member *member = attached(session, request, message->job);
+    struct coord_member *member = attached(session, request, message->job);
     if (member == NULL) return;
-    cairn_cluster_lease_drop(member, message);
-    cairn_cluster_session_done(session, request);
+    coord_lease_drop(member, message);
+    coord_session_done(session, request);
 }
 
-static void on_job_leave(struct cairn_cluster_session *session, const Cairn__JobLeave *message)
+static void on_job_leave(struct coord_session *session, const Cairn__JobLeave *message)
 {
-    struct cairn_cluster_member *member = cairn_cluster_member_find(session, message->job);
+    struct coord_member *member = coord_member_find(session, message->job);
     if (member == NULL) return;
-    cairn_cluster_bytes_read(member, message->fetched_shared);
-    cairn_cluster_member_leave(member, "it closed the job");
+    coord_bytes_read(member, message->fetched_shared);
+    coord_member_leave(member, "it closed the job");
 }
 
-static void on_worker_heartbeat(struct cairn_cluster_session *session,
-                                const Cairn__Heartbeat *message)
+static void on_worker_heartbeat(struct coord_session *session, const Cairn__Heartbeat *message)
 {
     for (size_t i = 0; i < message->n_bytes && i < CAIRN_SESSION_MEMBERS_MAX; i++) {
         const Cairn__BytesTold *told = message->bytes[i];
-        struct cairn_cluster_member *member = cairn_cluster_member_find(session, told->job);
-        if (member != NULL) cairn_cluster_bytes_read(member, told->fetched_shared);
+        struct coord_member *member = coord_member_find(session, told->job);
+        if (member != NULL) coord_bytes_read(member, told->fetched_shared);
     }
-    cairn_cluster_unheard_told(session, message->unheard, message->n_unheard);
-    for (struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
+    coord_unheard_told(session, message->unheard, message->n_unheard);
+    for (struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         m->in_flight = 0;
     for (size_t i = 0; i < message->n_in_flight && i < CAIRN_SESSION_MEMBERS_MAX; i++) {
-        struct cairn_cluster_member *member = cairn_cluster_member_find(session,
-                                                                        message->in_flight[i]->job);
+        struct coord_member *member = coord_member_find(session, message->in_flight[i]->job);
         if (member != NULL) member->in_flight = message->in_flight[i]->what;
     }
 }
 
-static void on_pause(struct cairn_cluster_session *session, uint32_t request,
-                     const Cairn__Pause *message)
+static void on_pause(struct coord_session *session, uint32_t request, const Cairn__Pause *message)
 {
-    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
-    if (member != NULL) cairn_cluster_member_pause(member, request, message);
+    struct coord_member *member = attached_worker(session, request, message->job);
+    if (member != NULL) coord_member_pause(member, request, message);
 }
 
-static void on_tiles_declare(struct cairn_cluster_session *session, uint32_t request,
+static void on_tiles_declare(struct coord_session *session, uint32_t request,
                              const Cairn__TilesDeclare *message)
 {
-    struct cairn_cluster_member *member = attached_worker(session, request, message->job);
-    if (member != NULL) cairn_cluster_tiles_declare(member, request, message);
+    struct coord_member *member = attached_worker(session, request, message->job);
+    if (member != NULL) coord_tiles_declare(member, request, message);
 }
 
-static void on_page(struct cairn_cluster_session *session, uint32_t request,
-                    const Cairn__Page *page)
+static void on_page(struct coord_session *session, uint32_t request, const Cairn__Page *page)
 {
     if (page->what == CAIRN_PAGE_TILES)
-        cairn_cluster_tiles_page(session, request, page);
+        coord_tiles_page(session, request, page);
     else
-        cairn_cluster_member_page(session, request, page);
+        coord_member_page(session, request, page);
 }
 
 /* Its job is there, and another worker has its place. */
-static bool is_contested(const struct cairn_cluster_member *member)
+static bool is_contested(const struct coord_member *member)
 {
     return member->phase == CAIRN_MEMBER_WAITING && member->job == NULL &&
            member->opening.contested_ms != 0;
 }
 
 /* Its job is there, and it failed too often. */
-static bool is_put_off(const struct cairn_cluster_member *member)
+static bool is_put_off(const struct coord_member *member)
 {
     return member->phase == CAIRN_MEMBER_WAITING && member->job == NULL && member->opening.put_off;
 }
 
 /* Before the job is there, or all its shards know the member, the request to open waits. */
-static void describe_opening(const struct cairn_cluster_session *session,
-                             struct cairn_sentence *out)
+static void describe_opening(const struct coord_session *session, struct cairn_sentence *out)
 {
-    const struct cairn_cluster *cluster = session->cluster;
-    const uint32_t up = cairn_cluster_seats_up(cluster);
-    for (const struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
-        if (m->phase == CAIRN_MEMBER_WAITING &&
-            cairn_cluster_job_is_strange(cluster, m->job_name, out))
+    const struct coord *cluster = session->cluster;
+    const uint32_t up = coord_seats_up(cluster);
+    for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
+        if (m->phase == CAIRN_MEMBER_WAITING && coord_job_is_strange(cluster, m->job_name, out))
             return;
-    for (const struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
-        if (m->phase == CAIRN_MEMBER_WAITING && cairn_cluster_resuming(cluster, m->job_name)) {
+    for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
+        if (m->phase == CAIRN_MEMBER_WAITING && coord_resuming(cluster, m->job_name)) {
             cairn_sentence_set(out, "the newest snapshot of job %s to be restored", m->job_name);
             return;
         }
-    for (const struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
+    for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session)
         if (is_contested(m)) {
             cairn_sentence_set(out,
                                "the worker that has rank %" PRIu32
@@ -916,11 +898,10 @@ static void describe_opening(const struct cairn_cluster_session *session,
                                m->rank, m->job_name);
             return;
         }
-    for (const struct cairn_cluster_member *m = session->members; m != NULL;
-         m = m->next_of_session) {
-        struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, m->job_name);
+    for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session) {
+        struct coord_job *job = coord_job_find(session->cluster, m->job_name);
         if (job == NULL || !is_put_off(m)) continue;
-        cairn_cluster_relapse_waiting(job, m, out);
+        coord_relapse_waiting(job, m, out);
         return;
     }
     if (up < (uint64_t)cluster->options->shards) {
@@ -932,52 +913,49 @@ static void describe_opening(const struct cairn_cluster_session *session,
     cairn_sentence_set(out, "the shards to make room for the job");
 }
 
-static void on_worker_asks_who_is_awaited(struct cairn_cluster_session *session, uint32_t request,
+static void on_worker_asks_who_is_awaited(struct coord_session *session, uint32_t request,
                                           const Cairn__WhoIsAwaited *message)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(session->cluster, message->job);
+    struct coord_job *job = coord_job_by_id(session->cluster, message->job);
     struct cairn_sentence text;
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
-    for (struct cairn_cluster_member *m = session->members; m != NULL && job == NULL;
+    for (struct coord_member *m = session->members; m != NULL && job == NULL;
          m = m->next_of_session) {
         if (m->job == NULL && m->phase == CAIRN_MEMBER_WAITING && !is_contested(m) &&
             !is_put_off(m))
-            job = cairn_cluster_job_find(session->cluster, m->job_name);
+            job = coord_job_find(session->cluster, m->job_name);
     }
-    const struct cairn_cluster_member *member = job != NULL
-                                                    ? cairn_cluster_member_find(session, job->id)
-                                                    : NULL;
+    const struct coord_member *member = job != NULL ? coord_member_find(session, job->id) : NULL;
     if (job != NULL && message->cut) {
-        (void)cairn_cluster_cut_waiting(job, &text);
-    } else if (member != NULL && message->lease && cairn_cluster_leases_waiting(member, &text)) {
+        (void)coord_cut_waiting(job, &text);
+    } else if (member != NULL && message->lease && coord_leases_waiting(member, &text)) {
         // it says for whom
     } else if (job != NULL) {
-        cairn_cluster_job_waiting(job, &text);
-        awaited.paused_ms = (uint32_t)cairn_cluster_job_paused_ms(job);
-        awaited.silent = cairn_cluster_job_waits_for_silent(job);
+        coord_job_waiting(job, &text);
+        awaited.paused_ms = (uint32_t)coord_job_paused_ms(job);
+        awaited.silent = coord_job_waits_for_silent(job);
     } else {
         describe_opening(session, &text);
     }
     awaited.text = text.text;
-    cairn_cluster_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
+    coord_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
 /* From a worker: at once, or when it is committed. */
-static void on_snapshot_create(struct cairn_cluster_session *session, uint32_t request,
+static void on_snapshot_create(struct coord_session *session, uint32_t request,
                                const Cairn__SnapshotCreate *message)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, message->job);
+    struct coord_job *job = coord_job_find(session->cluster, message->job);
     struct cairn_sentence why;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     cairn_sentence_set(&why, "there is no job %s; `cairn job list` shows those there are",
                        message->job);
-    if (job != NULL)
-        status = cairn_cluster_cut_begin(job, true, session, request, message->wait, &why);
-    if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
+    if (job != NULL) status = coord_cut_begin(job, true, session, request, message->wait, &why);
+    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
-                                 const struct cairn_frame *frame, const ProtobufCMessage *message)
+bool coord_handle_worker(struct coord_session *session, const struct cairn_frame *frame,
+                         const ProtobufCMessage *message)
 {
     const uint32_t request = frame->request;
     switch (frame->type) {
@@ -991,7 +969,7 @@ bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
     if (request == 0) return false; // the rest are requests
     switch (frame->type) {
     case CAIRN_MSG_JOB_OPEN:
-        cairn_cluster_member_open(session, request, (const Cairn__JobOpen *)message);
+        coord_member_open(session, request, (const Cairn__JobOpen *)message);
         break;
     case CAIRN_MSG_INIT_DONE:
         on_init_done(session, request, (const Cairn__InitDone *)message);
@@ -1026,8 +1004,8 @@ bool cairn_cluster_handle_worker(struct cairn_cluster_session *session,
         break;
     case CAIRN_MSG_JOB_AMEND: {
         const Cairn__JobAmend *amend = (const Cairn__JobAmend *)message;
-        struct cairn_cluster_member *member = attached_worker(session, request, amend->job);
-        if (member != NULL) cairn_cluster_job_amend(member, request, amend);
+        struct coord_member *member = attached_worker(session, request, amend->job);
+        if (member != NULL) coord_job_amend(member, request, amend);
         break;
     }
     case CAIRN_MSG_SNAPSHOT_CREATE:

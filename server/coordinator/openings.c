@@ -12,18 +12,17 @@
 #include "server/coordinator/members.h"
 #include "server/coordinator/restore.h"
 
-static void opening_refuse(struct cairn_cluster_member *member, cairn_status status,
-                           const char *text);
-static const struct cairn_cluster_member *opening_rival(const struct cairn_cluster_member *member,
-                                                        const struct cairn_cluster_job *job);
-static bool opening_compare(struct cairn_cluster_member *member, struct cairn_cluster_job *job);
-static void opening_join(struct cairn_cluster_member *member, struct cairn_cluster_job *job);
+static void opening_refuse(struct coord_member *member, cairn_status status, const char *text);
+static const struct coord_member *opening_rival(const struct coord_member *member,
+                                                const struct coord_job *job);
+static bool opening_compare(struct coord_member *member, struct coord_job *job);
+static void opening_join(struct coord_member *member, struct coord_job *job);
 static void opening_differences(const struct cairn_job_spec_data *spec,
                                 const struct cairn_job_spec_data *job, struct cairn_sentence *why,
                                 Cairn__Error **rows_out);
 
 /* A member of a job that is not here any more: it never makes another one of that name. */
-static void refuse_another(struct cairn_cluster_member *member)
+static void refuse_another(struct coord_member *member)
 {
     struct cairn_sentence why;
     cairn_sentence_set(
@@ -36,29 +35,29 @@ static void refuse_another(struct cairn_cluster_member *member)
 }
 
 /* It wants what there is of the job in the snapshots, and has not been told yet that there is nothing. */
-static bool wants_restore(const struct cairn_cluster_member *member)
+static bool wants_restore(const struct coord_member *member)
 {
     return member->opening.resumes && member->opening.attached_id == 0 &&
            member->role == CAIRN_ROLE_WIRE_WORKER;
 }
 
 /* True if the member is gone; else it waits. */
-static bool begin_resume(struct cairn_cluster_member *member)
+static bool begin_resume(struct coord_member *member)
 {
-    struct cairn_cluster *cluster = member->session->cluster;
-    if (cairn_cluster_resume_begin(cluster, member->job_name)) return false;
+    struct coord *cluster = member->session->cluster;
+    if (coord_resume_begin(cluster, member->job_name)) return false;
     opening_refuse(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     return true;
 }
 
 /* It began no job, so none that has begun is its own. */
-static bool refuse_begun(struct cairn_cluster_member *member, const struct cairn_cluster_job *job)
+static bool refuse_begun(struct coord_member *member, const struct coord_job *job)
 {
     struct cairn_sentence why, maker;
-    const uint64_t step = cairn_cluster_job_version(job).step;
+    const uint64_t step = coord_job_version(job).step;
     const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST;
     if (!member->opening.must_not_exist || (!lost && step <= job->spec.first_step)) return false;
-    cairn_cluster_events_maker(member->session->cluster, job->spec.name, &maker);
+    coord_events_maker(member->session->cluster, job->spec.name, &maker);
     cairn_sentence_set(&why, "there is a job %s already, at step %" PRIu64 "%s%s%s%s",
                        job->spec.name, step, maker.text[0] != '\0' ? ", made by " : "", maker.text,
                        lost ? ", which is lost" : "",
@@ -70,12 +69,11 @@ static bool refuse_begun(struct cairn_cluster_member *member, const struct cairn
 
 /* A worker has that rank, and lives: one that is dead is gone within a lease, so for so long it is awaited.
  * True: the member waits, or is gone. */
-static bool is_contested(struct cairn_cluster_member *member, const struct cairn_cluster_job *job,
-                         bool *gone_out)
+static bool is_contested(struct coord_member *member, const struct coord_job *job, bool *gone_out)
 {
-    struct cairn_cluster *cluster = member->session->cluster;
-    const struct cairn_cluster_member *rival = opening_rival(member, job);
-    const uint64_t now_ms = cairn_cluster_now_ms(cluster),
+    struct coord *cluster = member->session->cluster;
+    const struct coord_member *rival = opening_rival(member, job);
+    const uint64_t now_ms = coord_now_ms(cluster),
                    lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
     struct cairn_sentence why;
     *gone_out = false;
@@ -88,7 +86,7 @@ static bool is_contested(struct cairn_cluster_member *member, const struct cairn
                        "rank %" PRIu32 " of job %s (at step %" PRIu64
                        ") is the place of worker %s, which lives: it was heard %" PRIu64
                        " ms ago%s",
-                       member->rank, job->spec.name, cairn_cluster_job_version(job).step,
+                       member->rank, job->spec.name, coord_job_version(job).step,
                        rival->session->name, uv_now(cluster->loop) - rival->session->last_frame_ms,
                        was_in ? "; this process is to end"
                               : "; end that process, give this job another name or this process "
@@ -100,22 +98,21 @@ static bool is_contested(struct cairn_cluster_member *member, const struct cairn
 }
 
 /* True if the member moved on (or is gone). */
-static bool advance(struct cairn_cluster_member *member)
+static bool advance(struct coord_member *member)
 {
-    struct cairn_cluster *cluster = member->session->cluster;
-    struct cairn_cluster_job *job = cairn_cluster_job_find(cluster, member->job_name);
+    struct coord *cluster = member->session->cluster;
+    struct coord_job *job = coord_job_find(cluster, member->job_name);
     struct cairn_sentence why;
     if (job != NULL) {
         if (member->opening.attached_id == job->id)
-            cairn_cluster_job_seen(job, cairn_role_name(member->role), member->session->name,
-                                   member->opening.seen_epoch);
+            coord_job_seen(job, cairn_role_name(member->role), member->session->name,
+                           member->opening.seen_epoch);
         if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->extension.making || job->loss.behind ||
-            cairn_cluster_recovery_pending(job))
+            coord_recovery_pending(job))
             return false;
         const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST; // also if its parts may return
         if (lost && wants_restore(member))
-            return cairn_cluster_seats_staying(cluster, &job->spec, false) >=
-                       cairn_cluster_recovery_shards(job) &&
+            return coord_seats_staying(cluster, &job->spec, false) >= coord_recovery_shards(job) &&
                    begin_resume(member);
         if (member->opening.attached_id != 0 && member->opening.attached_id != job->id) {
             refuse_another(member);
@@ -129,7 +126,7 @@ static bool advance(struct cairn_cluster_member *member)
         if (!opening_compare(member, job)) return true;
         const bool fits = member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.joins;
         if (!lost && fits && is_contested(member, job, &gone)) return gone;
-        member->opening.put_off = !lost && fits && cairn_cluster_relapse_wait_ms(job, member) > 0;
+        member->opening.put_off = !lost && fits && coord_relapse_wait_ms(job, member) > 0;
         if (member->opening.put_off) {
             cluster->openings.contested = true; // looked at with the next tick
             return false;
@@ -137,8 +134,8 @@ static bool advance(struct cairn_cluster_member *member)
         opening_join(member, job);
         return true;
     }
-    if (cairn_cluster_job_planning(cluster, member->job_name) ||
-        cairn_cluster_job_is_strange(cluster, member->job_name, &why))
+    if (coord_job_planning(cluster, member->job_name) ||
+        coord_job_is_strange(cluster, member->job_name, &why))
         return false;
     if (member->role != CAIRN_ROLE_WIRE_WORKER) {
         cairn_sentence_set(&why, "there is no job %s; `cairn job list` shows those there are",
@@ -146,14 +143,13 @@ static bool advance(struct cairn_cluster_member *member)
         opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
-    if (cairn_cluster_seats_up(cluster) < (uint64_t)cluster->options->shards) return false;
+    if (coord_seats_up(cluster) < (uint64_t)cluster->options->shards) return false;
     if (member->opening.attached_id != 0) {
         refuse_another(member);
         return true;
     }
     if (wants_restore(member)) return begin_resume(member);
-    if (cairn_cluster_resuming(cluster, member->job_name))
-        return false; // for others, and so for it
+    if (coord_resuming(cluster, member->job_name)) return false; // for others, and so for it
     if (member->opening.must_exist) {
         cairn_sentence_set(&why,
                            "there is no job %s, and must_exist begins none; `cairn job list`, "
@@ -163,26 +159,26 @@ static bool advance(struct cairn_cluster_member *member)
         return true;
     }
     uint64_t generation;
-    if (!cairn_cluster_first_generation(cluster, member->job_name, &generation)) return false;
-    const cairn_status status = cairn_cluster_job_create(cluster, &member->opening.spec, generation,
-                                                         member->opening.packed,
-                                                         member->session->name, &why);
+    if (!coord_first_generation(cluster, member->job_name, &generation)) return false;
+    const cairn_status status = coord_job_create(cluster, &member->opening.spec, generation,
+                                                 member->opening.packed, member->session->name,
+                                                 &why);
     if (status != CAIRN_OK) opening_refuse(member, status, why.text);
     return true; // gone, perhaps: a small job is planned at once, and may be refused
 }
 
-static bool advance_any(struct cairn_cluster *cluster)
+static bool advance_any(struct coord *cluster)
 {
-    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
         if (s->closing) continue;
-        for (struct cairn_cluster_member *m = s->members; m != NULL; m = m->next_of_session) {
+        for (struct coord_member *m = s->members; m != NULL; m = m->next_of_session) {
             if (m->phase == CAIRN_MEMBER_WAITING && advance(m)) return true;
         }
     }
     return false;
 }
 
-void cairn_cluster_openings_advance(struct cairn_cluster *cluster)
+void coord_openings_advance(struct coord *cluster)
 {
     cluster->openings.again = true;
     if (cluster->openings.advancing || cluster->closing) return;
@@ -194,20 +190,20 @@ void cairn_cluster_openings_advance(struct cairn_cluster *cluster)
     cluster->openings.advancing = false;
 }
 
-void cairn_cluster_openings_tick(struct cairn_cluster *cluster)
+void coord_openings_tick(struct coord *cluster)
 {
     if (!cluster->openings.contested) return;
     cluster->openings.contested = false; // unless one still waits
-    cairn_cluster_openings_advance(cluster);
+    coord_openings_advance(cluster);
 }
 
-void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *name,
-                                    cairn_status status, const char *text)
+void coord_job_openers_fail(struct coord *cluster, const char *name, cairn_status status,
+                            const char *text)
 {
-    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
-        struct cairn_cluster_member *m = s->members;
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct coord_member *m = s->members;
         while (m != NULL) {
-            struct cairn_cluster_member *next = m->next_of_session;
+            struct coord_member *next = m->next_of_session;
             if (m->phase == CAIRN_MEMBER_WAITING && strcmp(m->job_name, name) == 0) {
                 opening_refuse(m, status, text);
             }
@@ -216,13 +212,13 @@ void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *n
     }
 }
 
-void cairn_cluster_openers_resumed(struct cairn_cluster *cluster, const char *name,
-                                   cairn_status status, const char *text)
+void coord_openers_resumed(struct coord *cluster, const char *name, cairn_status status,
+                           const char *text)
 {
-    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
-        struct cairn_cluster_member *m = s->members;
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct coord_member *m = s->members;
         while (m != NULL) {
-            struct cairn_cluster_member *next = m->next_of_session;
+            struct coord_member *next = m->next_of_session;
             if (m->phase == CAIRN_MEMBER_WAITING && m->opening.resumes &&
                 strcmp(m->job_name, name) == 0) {
                 m->opening.resumes = false;
@@ -234,7 +230,7 @@ void cairn_cluster_openers_resumed(struct cairn_cluster *cluster, const char *na
 }
 
 /* The first member of the session that waits for what there is of the job; NULL: none. */
-static struct cairn_cluster_member *find_resuming(struct cairn_cluster_member *m, const char *name)
+static struct coord_member *find_resuming(struct coord_member *m, const char *name)
 {
     while (m != NULL && (m->phase != CAIRN_MEMBER_WAITING || !wants_restore(m) ||
                          strcmp(m->job_name, name) != 0))
@@ -242,8 +238,8 @@ static struct cairn_cluster_member *find_resuming(struct cairn_cluster_member *m
     return m;
 }
 
-struct cairn_cluster_verdict {
-    struct cairn_cluster_verdict *next;
+struct coord_verdict {
+    struct coord_verdict *next;
     struct cairn_packed *packed; /* held: the spec as it came, by which it is known */
     bool judged, joins;
     cairn_status status;
@@ -251,22 +247,21 @@ struct cairn_cluster_verdict {
     Cairn__Error *rows;        /* owned: the same, until the first of these openers takes it */
 };
 
-static struct cairn_cluster_verdict *find_verdict(struct cairn_cluster_verdict *list,
-                                                  const struct cairn_packed *packed)
+static struct coord_verdict *find_verdict(struct coord_verdict *list,
+                                          const struct cairn_packed *packed)
 {
     while (list != NULL && list->packed != packed) list = list->next;
     return list;
 }
 
-bool cairn_cluster_openers_list(struct cairn_cluster *cluster, const char *name,
-                                struct cairn_cluster_verdict **list)
+bool coord_openers_list(struct coord *cluster, const char *name, struct coord_verdict **list)
 {
     bool any = false;
-    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
-        struct cairn_cluster_member *m = find_resuming(s->members, name);
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct coord_member *m = find_resuming(s->members, name);
         for (; m != NULL; m = find_resuming(m->next_of_session, name)) {
             if (find_verdict(*list, m->opening.packed) != NULL) continue;
-            struct cairn_cluster_verdict *verdict = calloc(1, sizeof *verdict);
+            struct coord_verdict *verdict = calloc(1, sizeof *verdict);
             if (verdict == NULL) return any; // who is not in the list is refused
             verdict->packed = cairn_packed_hold(m->opening.packed);
             verdict->next = *list;
@@ -277,8 +272,7 @@ bool cairn_cluster_openers_list(struct cairn_cluster *cluster, const char *name,
     return any;
 }
 
-static void judge_verdict(struct cairn_cluster_verdict *verdict,
-                          const struct cairn_job_spec_data *saved)
+static void judge_verdict(struct coord_verdict *verdict, const struct cairn_job_spec_data *saved)
 {
     struct cairn_job_spec_data spec;
     verdict->judged = true;
@@ -296,17 +290,16 @@ static void judge_verdict(struct cairn_cluster_verdict *verdict,
     cairn_spec_release(&spec);
 }
 
-void cairn_cluster_verdicts_judge(struct cairn_cluster_verdict *list,
-                                  const struct cairn_job_spec_data *saved)
+void coord_verdicts_judge(struct coord_verdict *list, const struct cairn_job_spec_data *saved)
 {
     for (; list != NULL; list = list->next)
         if (!list->judged) judge_verdict(list, saved);
 }
 
-void cairn_cluster_verdicts_free(struct cairn_cluster_verdict *list)
+void coord_verdicts_free(struct coord_verdict *list)
 {
     while (list != NULL) {
-        struct cairn_cluster_verdict *next = list->next;
+        struct coord_verdict *next = list->next;
         cairn_packed_release(list->packed);
         cairn__error__free_unpacked(list->rows, NULL);
         free(list);
@@ -315,7 +308,7 @@ void cairn_cluster_verdicts_free(struct cairn_cluster_verdict *list)
 }
 
 /* As its verdict says. */
-static void refuse_resuming(struct cairn_cluster_member *m, struct cairn_cluster_verdict *verdict,
+static void refuse_resuming(struct coord_member *m, struct coord_verdict *verdict,
                             struct cairn_sentence *why)
 {
     if (verdict == NULL) {
@@ -329,15 +322,14 @@ static void refuse_resuming(struct cairn_cluster_member *m, struct cairn_cluster
     opening_refuse(m, verdict->status, why->text);
 }
 
-cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster, const char *name,
-                                         struct cairn_cluster_verdict *list,
-                                         struct cairn_sentence *why)
+cairn_status coord_openers_judge(struct coord *cluster, const char *name,
+                                 struct coord_verdict *list, struct cairn_sentence *why)
 {
     size_t refused = 0, kept = 0;
-    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
-        struct cairn_cluster_member *m = find_resuming(s->members, name), *next;
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct coord_member *m = find_resuming(s->members, name), *next;
         for (; m != NULL; m = next) {
-            struct cairn_cluster_verdict *verdict = find_verdict(list, m->opening.packed);
+            struct coord_verdict *verdict = find_verdict(list, m->opening.packed);
             next = find_resuming(m->next_of_session, name);
             if (verdict != NULL && verdict->joins) {
                 kept++;
@@ -350,13 +342,12 @@ cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster, const ch
     return refused > 0 && kept == 0 ? CAIRN_ERR_MISMATCH : CAIRN_OK;
 }
 
-static cairn_status judge_open(const struct cairn_cluster_session *session,
-                               const Cairn__JobOpen *open, struct cairn_sentence *why)
+static cairn_status judge_open(const struct coord_session *session, const Cairn__JobOpen *open,
+                               struct cairn_sentence *why)
 {
     const bool worker = open->role == CAIRN_ROLE_WIRE_WORKER;
     uint32_t arriving = 0;
-    for (const struct cairn_cluster_member *m = session->members; m != NULL;
-         m = m->next_of_session) {
+    for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session) {
         arriving += m->phase == CAIRN_MEMBER_PAGES || m->phase == CAIRN_MEMBER_JUDGED;
     }
     // Not BUSY, at which a client asks again until its deadline: only its own cairn_job_close can help.
@@ -390,32 +381,31 @@ static cairn_status judge_open(const struct cairn_cluster_session *session,
 }
 
 /* A member of that identity on this connection that is not in a job: its newer request stands. */
-static void drop_stale(struct cairn_cluster_session *session, const Cairn__JobOpen *open)
+static void drop_stale(struct coord_session *session, const Cairn__JobOpen *open)
 {
-    struct cairn_cluster_member *m = session->members;
+    struct coord_member *m = session->members;
     while (m != NULL) {
-        struct cairn_cluster_member *next = m->next_of_session;
+        struct coord_member *next = m->next_of_session;
         if (m->id == open->session && m->job == NULL && strcmp(m->job_name, open->name) == 0) {
-            cairn_cluster_member_free(m);
+            coord_member_free(m);
         }
         m = next;
     }
 }
 
-void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t request,
-                               const Cairn__JobOpen *open)
+void coord_member_open(struct coord_session *session, uint32_t request, const Cairn__JobOpen *open)
 {
     struct cairn_sentence why;
     drop_stale(session, open);
     cairn_status status = judge_open(session, open, &why);
-    struct cairn_cluster_member *member = status == CAIRN_OK ? calloc(1, sizeof *member) : NULL;
+    struct coord_member *member = status == CAIRN_OK ? calloc(1, sizeof *member) : NULL;
     if (member != NULL && (member->job_name = strdup(open->name)) == NULL) {
         free(member);
         member = NULL;
     }
     if (member == NULL) {
         if (status == CAIRN_OK) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
-        cairn_cluster_session_error(session, request, status, why.text);
+        coord_session_error(session, request, status, why.text);
         return;
     }
     member->session = session;
@@ -445,12 +435,11 @@ void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t r
         opening_refuse(member, status, "the spec is larger than a coordinator takes (64 MiB)");
         return;
     }
-    if (member->phase == CAIRN_MEMBER_WAITING) cairn_cluster_openings_advance(session->cluster);
+    if (member->phase == CAIRN_MEMBER_WAITING) coord_openings_advance(session->cluster);
 }
 
-cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
-                                         const struct cairn_job_spec_data *spec,
-                                         struct cairn_sentence *why)
+cairn_status coord_judge_workers(const struct coord *cluster,
+                                 const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
 {
     const int64_t most = cluster->options->workers_max;
     const bool is_max = spec->workers_max > most;
@@ -464,7 +453,7 @@ cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
 /* ---- the spec, on a thread: a million tensors take seconds ---- */
 
 struct judging {
-    struct cairn_cluster_work work;
+    struct coord_work work;
     char *job_name;              /* owned */
     struct cairn_packed *packed; /* held: the member's */
     struct cairn_packed
@@ -517,7 +506,7 @@ static void read_spec(struct judging *judging)
                                  judging->job_name);
 }
 
-static void run_judging(struct cairn_cluster_work *work)
+static void run_judging(struct coord_work *work)
 {
     struct judging *judging = (struct judging *)work;
     if (judging->spec.name == NULL) read_spec(judging);
@@ -528,25 +517,25 @@ static void run_judging(struct cairn_cluster_work *work)
 }
 
 /* It may be gone, with its session or by itself. */
-static struct cairn_cluster_member *judged_member(const struct judging *judging)
+static struct coord_member *judged_member(const struct judging *judging)
 {
-    struct cairn_cluster_session *session = judging->work.session;
-    struct cairn_cluster_member *m = session != NULL && !session->closing ? session->members : NULL;
+    struct coord_session *session = judging->work.session;
+    struct coord_member *m = session != NULL && !session->closing ? session->members : NULL;
     while (m != NULL &&
            (m->phase != CAIRN_MEMBER_JUDGED || m->open_request != judging->work.request))
         m = m->next_of_session;
     return m;
 }
 
-static void done_judging(struct cairn_cluster_work *work)
+static void done_judging(struct coord_work *work)
 {
     struct judging *judging = (struct judging *)work;
-    struct cairn_cluster *cluster = work->cluster;
-    struct cairn_cluster_member *member = cluster->closing ? NULL : judged_member(judging);
+    struct coord *cluster = work->cluster;
+    struct coord_member *member = cluster->closing ? NULL : judged_member(judging);
     struct cairn_sentence why = judging->why;
     cairn_status status = judging->status;
     if (member == NULL) {
-        cairn_cluster_free_by(cluster, judging_free, judging, judging->packed->size);
+        coord_free_by(cluster, judging_free, judging, judging->packed->size);
         return;
     }
     member->phase = CAIRN_MEMBER_WAITING;
@@ -561,17 +550,17 @@ static void done_judging(struct cairn_cluster_work *work)
         member->opening.rows = judging->rows;
         judging->rows = NULL;
     } else if (status == CAIRN_OK) {
-        status = cairn_cluster_judge_workers(cluster, &member->opening.spec, &why);
+        status = coord_judge_workers(cluster, &member->opening.spec, &why);
     }
     judging_free(judging);
     if (status != CAIRN_OK) opening_refuse(member, status, why.text);
-    cairn_cluster_openings_advance(cluster);
+    coord_openings_advance(cluster);
 }
 
 /* Reads the member's spec, or compares it with `job`. The member may be refused, and gone, at once. */
-static void begin_judging(struct cairn_cluster_member *member, struct cairn_packed *job)
+static void begin_judging(struct coord_member *member, struct cairn_packed *job)
 {
-    struct cairn_cluster_session *session = member->session;
+    struct coord_session *session = member->session;
     struct judging *judging = calloc(1, sizeof *judging);
     if (judging != NULL) judging->job_name = strdup(member->job_name);
     if (judging == NULL || judging->job_name == NULL) {
@@ -586,8 +575,8 @@ static void begin_judging(struct cairn_cluster_member *member, struct cairn_pack
     judging->spec = member->opening.spec; // the thread's meanwhile
     cairn_spec_init(&member->opening.spec);
     member->phase = CAIRN_MEMBER_JUDGED;
-    if (!cairn_cluster_work_do(&judging->work, session->cluster, session, member->open_request,
-                               judging->packed->size)) {
+    if (!coord_work_do(&judging->work, session->cluster, session, member->open_request,
+                       judging->packed->size)) {
         judging_free(judging);
         opening_refuse(member, CAIRN_ERR_BUSY,
                        "this connection waits for too many answers already");
@@ -596,7 +585,7 @@ static void begin_judging(struct cairn_cluster_member *member, struct cairn_pack
 
 /* True: opening.joins says whether the member's spec is the job's, or was. False: a thread looks, or has
  * looked, and who waits for the job looks again; or the member was refused, and is gone. */
-static bool opening_compare(struct cairn_cluster_member *member, struct cairn_cluster_job *job)
+static bool opening_compare(struct coord_member *member, struct coord_job *job)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.compared == job->planned.spec)
         return true;
@@ -604,10 +593,9 @@ static bool opening_compare(struct cairn_cluster_member *member, struct cairn_cl
     return false;
 }
 
-void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
-                               const Cairn__Page *page)
+void coord_member_page(struct coord_session *session, uint32_t request, const Cairn__Page *page)
 {
-    struct cairn_cluster_member *member = session->members;
+    struct coord_member *member = session->members;
     while (member != NULL &&
            (member->phase != CAIRN_MEMBER_PAGES || member->open_request != request)) {
         member = member->next_of_session;
@@ -621,7 +609,7 @@ void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t r
         return;
     }
     if (!cairn_paged_whole(&member->opening.pages)) return;
-    struct cairn_cluster_opening *opening = &member->opening;
+    struct coord_opening *opening = &member->opening;
     opening->packed = cairn_packed_take(opening->pages.bytes, (size_t)opening->pages.have_bytes);
     opening->pages = (struct cairn_paged) { .bytes = NULL };
     if (opening->packed != NULL)
@@ -635,12 +623,12 @@ void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t r
 /* A member whose job is there joins it, if it is the same job and has room; or it is refused. */
 
 /* BUSY, at which a client asks again until its deadline: one that died is gone after its lease. */
-static cairn_status judge_room(const struct cairn_cluster_member *member,
-                               const struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status judge_room(const struct coord_member *member, const struct coord_job *job,
+                               struct cairn_sentence *why)
 {
     const uint32_t most = job->spec.workers_max;
     uint32_t others = 0;
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         const bool is_worker = m->role == CAIRN_ROLE_WIRE_WORKER;
         others += is_worker && m->id != member->id && m->rank != member->rank;
     }
@@ -652,12 +640,12 @@ static cairn_status judge_room(const struct cairn_cluster_member *member,
 }
 
 /* The worker whose rank the member wants, and may not take now; NULL: there is none. */
-static const struct cairn_cluster_member *opening_rival(const struct cairn_cluster_member *member,
-                                                        const struct cairn_cluster_job *job)
+static const struct coord_member *opening_rival(const struct coord_member *member,
+                                                const struct coord_job *job)
 {
-    const struct cairn_cluster_opening *mine = &member->opening;
+    const struct coord_opening *mine = &member->opening;
     if (member->role != CAIRN_ROLE_WIRE_WORKER || mine->takes_over) return NULL;
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         const bool is_older_start = mine->run != 0 && m->opening.run == mine->run &&
                                     m->opening.restarts < mine->restarts;
         if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == member->rank && m->id != member->id &&
@@ -667,10 +655,10 @@ static const struct cairn_cluster_member *opening_rival(const struct cairn_clust
     return NULL;
 }
 
-static cairn_status judge_join(const struct cairn_cluster_member *member,
-                               struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status judge_join(const struct coord_member *member, struct coord_job *job,
+                               struct cairn_sentence *why)
 {
-    const struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
+    const struct coord_member *same = coord_job_member(job, member->id);
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
                           job->loss.why.text);
@@ -694,8 +682,7 @@ static cairn_status judge_join(const struct cairn_cluster_member *member,
 }
 
 /* The member's JobOpen fails. Frees the member. */
-static void opening_refuse(struct cairn_cluster_member *member, cairn_status status,
-                           const char *text)
+static void opening_refuse(struct coord_member *member, cairn_status status, const char *text)
 {
     cairn_log_info("refused to open job %s for %s %s: %s", member->job_name,
                    cairn_role_name(member->role), member->session->name, text);
@@ -706,13 +693,13 @@ static void opening_refuse(struct cairn_cluster_member *member, cairn_status sta
         error.differences = member->opening.rows->differences;
         error.n_differences = member->opening.rows->n_differences;
     }
-    cairn_cluster_session_send(member->session, CAIRN_MSG_ERROR, member->open_request, &error.base);
-    cairn_cluster_member_free(member);
+    coord_session_send(member->session, CAIRN_MSG_ERROR, member->open_request, &error.base);
+    coord_member_free(member);
 }
 
 /* Hands over the requests of `same`, if it is on the same connection; on another connection the
  * peer asks again. */
-static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_member *same)
+static void take_over(struct coord_member *member, struct coord_member *same)
 {
     if (same->session == member->session) {
         member->init.request = same->init.request;
@@ -734,11 +721,11 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
     }
     member->tiles.declared = same->tiles.declared;
     member->has_ended_round = same->has_ended_round;
-    cairn_cluster_member_free(same);
+    coord_member_free(same);
 }
 
 /* Its job is there: the member joins it, or is refused. */
-static void opening_join(struct cairn_cluster_member *member, struct cairn_cluster_job *job)
+static void opening_join(struct coord_member *member, struct coord_job *job)
 {
     struct cairn_sentence why;
     cairn_status status = judge_join(member, job, &why);
@@ -753,13 +740,13 @@ static void opening_join(struct cairn_cluster_member *member, struct cairn_clust
         return;
     }
     // The same session after a reconnect: the new connection takes its place, nobody else hears.
-    struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
+    struct coord_member *same = coord_job_member(job, member->id);
     if (same != NULL) take_over(member, same);
-    cairn_cluster_member_forget_spec(member);
+    coord_member_forget_spec(member);
     member->tiles.known_to = member->known_to + job->shard_room;
     member->phase = CAIRN_MEMBER_JOINING;
-    cairn_cluster_job_member_add(job, member);
-    cairn_cluster_member_tell_shards(member);
+    coord_job_member_add(job, member);
+    coord_member_tell_shards(member);
 }
 
 /* ==== mismatch ==== */

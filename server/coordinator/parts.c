@@ -22,33 +22,33 @@ struct held {
 };
 
 /* Its part of the job in the layout that our store knows, in force or prepared; NULL: it has none. */
-static const Cairn__HeldJob *part_of(const struct cairn_cluster_job *job, const struct held *held)
+static const Cairn__HeldJob *part_of(const struct coord_job *job, const struct held *held)
 {
-    const struct cairn_seat_part wanted = { .job = job->id,
-                                            .generation = job->generation,
-                                            .layout_hash = cairn_layout_number(job->layout) };
+    const struct seat_part wanted = { .job = job->id,
+                                      .generation = job->generation,
+                                      .layout_hash = cairn_layout_number(job->layout) };
     for (size_t i = 0; i < held->count; i++) {
         const Cairn__HeldJob *part = held->list[i];
-        const struct cairn_seat_part seen[] = {
+        const struct seat_part seen[] = {
             { part->job, part->generation, part->layout_hash },
             { part->job, part->generation, part->next_layout_hash }, // a fence brings it
         };
-        if (cairn_seat_has(&wanted, seen, part->next_layout_version != 0 ? 2 : 1)) return part;
+        if (seat_has(&wanted, seen, part->next_layout_version != 0 ? 2 : 1)) return part;
     }
     return NULL;
 }
 
 /* In what our store is behind this shard; NULL: it is not. A generation that no coordinator has called
  * durable counts above those that we have begun ourselves only. */
-static const char *behind_in(const struct cairn_cluster_job *job, const struct held *held)
+static const char *behind_in(const struct coord_job *job, const struct held *held)
 {
-    const struct cairn_marks ours = cairn_cluster_job_marks(job);
+    const struct marks ours = coord_job_marks(job);
     for (size_t i = 0; i < held->count; i++) {
-        struct cairn_marks seen = cairn_cluster_held_marks(held->list[i]);
+        struct marks seen = coord_held_marks(held->list[i]);
         if (held->list[i]->job != job->id || held->list[i]->staged) continue;
         const bool begun = held->list[i]->unsettled && seen.generation <= job->reserved.generation;
         if (begun) seen.generation = seen.revision = 0;
-        const char *what = cairn_marks_behind(&ours, &seen);
+        const char *what = marks_behind(&ours, &seen);
         if (what != NULL) return what;
     }
     return NULL;
@@ -57,10 +57,9 @@ static const char *behind_in(const struct cairn_cluster_job *job, const struct h
 /* An amendment was made or given up while the shard, or the coordinator, was away. A generation
  * older than the one in the store is dropped now; a newer one only when all shards have shown
  * that the store is not an older copy. */
-static void settle_generations(const struct cairn_cluster_job *job, uint32_t shard,
-                               const struct held *held)
+static void settle_generations(const struct coord_job *job, uint32_t shard, const struct held *held)
 {
-    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    struct coord_job_shard *s = &job->shards[shard];
     bool older = false;
     s->newer = false;
     for (size_t i = 0; i < held->count; i++) {
@@ -68,30 +67,30 @@ static void settle_generations(const struct cairn_cluster_job *job, uint32_t sha
         older |= held->list[i]->generation < job->generation;
         s->newer |= held->list[i]->generation > job->generation;
     }
-    if (older && !s->newer) cairn_cluster_job_send_switch(job, s->seat, job->generation);
+    if (older && !s->newer) coord_job_send_switch(job, s->seat, job->generation);
 }
 
 /* An uninitialized job has nothing to lose: it is made anew when a worker opens it again. */
-static void start_over(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+static void start_over(struct coord_job *job, const struct coord_seat *seat)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why,
                        "shard %s restarted before job %s was initialized; open the job and put the "
                        "initial state again",
                        seat->name, job->spec.name);
-    cairn_log_fields(CAIRN_LOG_WARN,
-                     CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "shard", seat->name, 0 }), "%s",
-                     why.text);
+    log_fields(CAIRN_LOG_WARN,
+               CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "shard", seat->name, 0 }), "%s",
+               why.text);
     while (job->members.list != NULL)
-        cairn_cluster_member_expel(job->members.list, CAIRN_ERR_REOPEN, why.text);
-    cairn_cluster_job_drop(job);
+        coord_member_expel(job->members.list, CAIRN_ERR_REOPEN, why.text);
+    coord_job_drop(job);
 }
 
 /* Every shard has said what it holds, and nothing is newer than our store: what destroys may be done. */
-static bool all_here(const struct cairn_cluster_job *job)
+static bool all_here(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i)
-        if (!cairn_cluster_seat_obeys(job->shards[i].seat)) return false;
+        if (!coord_seat_obeys(job->shards[i].seat)) return false;
     return true;
 }
 
@@ -104,50 +103,49 @@ static bool all_here(const struct cairn_cluster_job *job)
 
 /* A process whose connection was closed is gone or connects again at once; of one that fell silent
  * nothing is known for a lease. */
-static uint64_t patience_ms(const struct cairn_cluster *cluster,
-                            const struct cairn_cluster_seat *seat)
+static uint64_t patience_ms(const struct coord *cluster, const struct coord_seat *seat)
 {
-    const struct cairn_cluster_options *options = cluster->options;
+    const struct coord_options *options = cluster->options;
     return (uint64_t)(seat->ended ? options->heartbeat_ms : options->lease_timeout_ms);
 }
 
-static void miss_part(struct cairn_cluster_job *job, uint32_t shard)
+static void miss_part(struct coord_job *job, uint32_t shard)
 {
-    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    struct coord_job_shard *s = &job->shards[shard];
     if (s->missed_ms != 0) return;
-    s->missed_ms = cairn_cluster_now_ms(job->cluster) + 1; // not 0
+    s->missed_ms = coord_now_ms(job->cluster) + 1; // not 0
     s->patience_ms = patience_ms(job->cluster, s->seat);
     cairn_log_warn("job %s waits: shard %s restarted without its part of it", job->spec.name,
                    s->seat->name);
-    cairn_cluster_cut_part_missed(job, shard);
+    coord_cut_part_missed(job, shard);
 }
 
 /* A shard that had nothing before the slice, and stays away or came without its part while the layout was on
  * its way to the store: the slice is taken back. True: one is. */
-static bool give_up_fresh(struct cairn_cluster_job *job)
+static bool give_up_fresh(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_cluster_seat *seat = job->shards[i].seat;
+        const struct coord_seat *seat = job->shards[i].seat;
         if (job->shards[i].up || job->shards[i].lost) continue;
-        const uint64_t away_ms = cairn_cluster_now_ms(job->cluster) - seat->gone_ms;
+        const uint64_t away_ms = coord_now_ms(job->cluster) - seat->gone_ms;
         const bool is_gone = seat->session == NULL && away_ms >= patience_ms(job->cluster, seat);
         if (!is_gone && job->shards[i].missed_ms == 0) continue;
-        if (cairn_cluster_slice_shard_lost(job, i)) return true;
+        if (coord_slice_shard_lost(job, i)) return true;
     }
     return false;
 }
 
-void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job)
+void coord_job_parts_tick(struct coord_job *job)
 {
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    const uint64_t now_ms = coord_now_ms(job->cluster);
     if (job->state == CAIRN_CLUSTER_JOB_RUNNING && give_up_fresh(job)) return;
-    if (job->state == CAIRN_CLUSTER_JOB_RUNNING) cairn_cluster_slice_tick(job);
+    if (job->state == CAIRN_CLUSTER_JOB_RUNNING) coord_slice_tick(job);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !all_here(job)) return;
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_cluster_job_shard *s = &job->shards[i];
+        const struct coord_job_shard *s = &job->shards[i];
         if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
-        if (cairn_cluster_slice_left_out(job, i)) continue; // all that it had others have, too
-        cairn_cluster_job_lose(
+        if (coord_slice_left_out(job, i)) continue; // all that it had others have, too
+        coord_job_lose(
             job, true,
             "%s restarted without its part, and the process that had it is not back (if it still "
             "runs, stopped or cut off, the job goes on when it is)",
@@ -157,44 +155,44 @@ void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job)
 }
 
 /* Are all there again? */
-static void find_part(struct cairn_cluster_job *job, uint32_t shard)
+static void find_part(struct coord_job *job, uint32_t shard)
 {
     if (job->shards[shard].missed_ms == 0) return;
     job->shards[shard].missed_ms = 0;
     cairn_log_info("job %s: shard %s is back with its part", job->spec.name,
                    job->shards[shard].seat->name);
     CAIRN_EACH_SHARD (job, i) {
-        if (job->shards[i].missed_ms != 0 && !cairn_cluster_slice_left_out(job, i)) return;
+        if (job->shards[i].missed_ms != 0 && !coord_slice_left_out(job, i)) return;
     }
     if (job->state == CAIRN_CLUSTER_JOB_LOST) job->state = CAIRN_CLUSTER_JOB_RUNNING;
     job->loss.may_return = false;
 }
 
 /* All are here. True: the job is gone. */
-static bool settle_all(struct cairn_cluster_job *job)
+static bool settle_all(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_cluster_job_shard *s = &job->shards[i];
+        struct coord_job_shard *s = &job->shards[i];
         if (s->missed_ms != 0 && !job->initialized) {
             start_over(job, s->seat);
             return true;
         }
-        if (s->newer) cairn_cluster_job_send_switch(job, s->seat, job->generation);
+        if (s->newer) coord_job_send_switch(job, s->seat, job->generation);
         s->newer = false;
     }
     return false;
 }
 
-static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const struct held *held)
+static void shard_up(struct coord_job *job, uint32_t shard, const struct held *held)
 {
-    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    struct coord_job_shard *s = &job->shards[shard];
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->loss.behind) return;
     const char *behind = behind_in(job, held);
-    if (behind != NULL) cairn_cluster_job_behind(job, "shard", s->seat->name, behind);
-    if (cairn_cluster_job_dead(job)) return;
+    if (behind != NULL) coord_job_behind(job, "shard", s->seat->name, behind);
+    if (coord_job_dead(job)) return;
     const Cairn__HeldJob *part = part_of(job, held);
-    if (part == NULL && cairn_cluster_slice_shard_lost(job, shard)) return;
-    if (cairn_cluster_slice_left_out(job, shard)) return; // the way back drops what it has
+    if (part == NULL && coord_slice_shard_lost(job, shard)) return;
+    if (coord_slice_left_out(job, shard)) return; // the way back drops what it has
     if (part == NULL) {
         miss_part(job, shard);
     } else {
@@ -203,31 +201,30 @@ static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const struct
     }
     if (all_here(job) && settle_all(job)) return;
     if (part == NULL) return;
-    cairn_cluster_park_part(job, part->parked);
+    coord_park_part(job, part->parked);
     s->revision = part->revision;
     s->up = true;
-    cairn_cluster_slice_prepared(job, shard, part->next_layout_version);
-    cairn_cluster_terms_tell(job, shard, !part->unsettled);
-    cairn_cluster_members_tell_shard(job, shard);
-    cairn_cluster_tiles_advance(job); // behind the members, on the same connection
-    const struct cairn_round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
-    cairn_cluster_job_event(job, &up);
-    if (cairn_cluster_job_shard_moved(s)) cairn_cluster_members_shards_changed(job);
-    cairn_cluster_job_try_seal(job);
+    coord_slice_prepared(job, shard, part->next_layout_version);
+    coord_terms_tell(job, shard, !part->unsettled);
+    coord_members_tell_shard(job, shard);
+    coord_tiles_advance(job); // behind the members, on the same connection
+    const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
+    coord_job_event(job, &up);
+    if (coord_job_shard_moved(s)) coord_members_shards_changed(job);
+    coord_job_try_seal(job);
 }
 
-void cairn_cluster_job_seen(struct cairn_cluster_job *job, const char *kind, const char *name,
-                            uint64_t epoch)
+void coord_job_seen(struct coord_job *job, const char *kind, const char *name, uint64_t epoch)
 {
-    const struct cairn_marks ours = { .epoch = job->epoch }, seen = { .epoch = epoch };
-    const char *what = cairn_marks_behind(&ours, &seen);
+    const struct marks ours = { .epoch = job->epoch }, seen = { .epoch = epoch };
+    const char *what = marks_behind(&ours, &seen);
     if (what == NULL || job->state == CAIRN_CLUSTER_JOB_CREATING || job->loss.behind) return;
-    cairn_cluster_job_behind(job, kind, name, what);
+    coord_job_behind(job, kind, name, what);
 }
 
 /* The job is not on it as far as our store knows. If it has seen a later epoch all the same, what is
  * missing on the shards that our store names has moved, and is not lost. */
-static void judge_stranger(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat,
+static void judge_stranger(struct coord_job *job, const struct coord_seat *seat,
                            const struct held *held)
 {
     for (size_t i = 0; i < held->count; i++) {
@@ -235,18 +232,18 @@ static void judge_stranger(struct cairn_cluster_job *job, const struct cairn_clu
         // If a generation was never finished, nobody knows whether its epoch was ever durable.
         const bool is_begun = part->unsettled && part->generation > job->generation;
         if (part->job == job->id && !part->staged && !is_begun)
-            cairn_cluster_job_seen(job, "shard", seat->name, part->epoch);
+            coord_job_seen(job, "shard", seat->name, part->epoch);
     }
 }
 
-void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                                Cairn__HeldJob *const *held, size_t held_count)
+void coord_jobs_seat_up(struct coord *cluster, struct coord_seat *seat, Cairn__HeldJob *const *held,
+                        size_t held_count)
 {
     const struct held list = { held, held_count };
-    struct cairn_cluster_job *job = cluster->jobs;
+    struct coord_job *job = cluster->jobs;
     while (job != NULL) {
-        struct cairn_cluster_job *next = job->next;
-        if (!cairn_cluster_job_has_seat(job, seat)) judge_stranger(job, seat, &list);
+        struct coord_job *next = job->next;
+        if (!coord_job_has_seat(job, seat)) judge_stranger(job, seat, &list);
         CAIRN_EACH_SHARD (job, i) {
             if (job->shards[i].seat != seat) continue;
             shard_up(job, i, &list);
@@ -256,28 +253,28 @@ void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_clus
     }
 }
 
-static void shard_down(struct cairn_cluster_job *job, uint32_t shard)
+static void shard_down(struct coord_job *job, uint32_t shard)
 {
-    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    struct coord_job_shard *s = &job->shards[shard];
     s->newer = false;
     s->revision = 0;
-    cairn_cluster_members_forget_shard(job, shard);
-    cairn_cluster_groups_shard_gone(job, shard);
-    cairn_cluster_extend_shard_gone(job);
-    cairn_cluster_tiles_advance(job);
+    coord_members_forget_shard(job, shard);
+    coord_groups_shard_gone(job, shard);
+    coord_extend_shard_gone(job);
+    coord_tiles_advance(job);
     if (!s->up) return;
     s->up = false;
     cairn_sentence_set(&job->rounds.epoch_reason, "shard %s was away", s->seat->name);
-    cairn_cluster_cut_shard_gone(job, shard);
+    coord_cut_shard_gone(job, shard);
     if (job->core == NULL) return;
-    const struct cairn_round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
-    cairn_cluster_job_event(job, &down);
-    cairn_cluster_slice_shard_down(job, shard);
+    const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
+    coord_job_event(job, &down);
+    coord_slice_shard_down(job, shard);
 }
 
-void cairn_cluster_jobs_seat_down(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+void coord_jobs_seat_down(struct coord *cluster, struct coord_seat *seat)
 {
-    for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
+    for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
         CAIRN_EACH_SHARD (job, i) {
             if (job->shards[i].seat != seat) continue;
             shard_down(job, i);
@@ -293,7 +290,7 @@ void cairn_cluster_jobs_seat_down(struct cairn_cluster *cluster, struct cairn_cl
 
 /* ---- to the shards ---- */
 
-static void send_fence(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void send_fence(struct coord_job *job, const struct round_action *action)
 {
     Cairn__Fence fence = CAIRN__FENCE__INIT;
     fence.job = job->id;
@@ -301,26 +298,25 @@ static void send_fence(struct cairn_cluster_job *job, const struct cairn_round_a
     fence.layout = action->layout;
     cairn_log_info("job %s: epoch %" PRIu64 ", because %s", job->spec.name, action->epoch,
                    job->rounds.epoch_why.text);
-    cairn_cluster_job_send_all(job, CAIRN_MSG_FENCE, &fence.base);
+    coord_job_send_all(job, CAIRN_MSG_FENCE, &fence.base);
 }
 
-static void send_resolve(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void send_resolve(struct coord_job *job, const struct round_action *action)
 {
     Cairn__Decision decision;
     Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
-    cairn_cluster_decision_to_message(action->decision, &decision);
+    coord_decision_to_message(action->decision, &decision);
     resolve.job = job->id;
     resolve.epoch = action->epoch;
     resolve.round = action->round;
     resolve.decision = &decision;
-    cairn_cluster_job_send_all(job, CAIRN_MSG_RESOLVE, &resolve.base);
+    coord_job_send_all(job, CAIRN_MSG_RESOLVE, &resolve.base);
 }
 
 /* The groups that are frozen in the round that is open. Returns how many. */
-static size_t list_frozen(const struct cairn_cluster_job *job,
-                          uint32_t frozen[CAIRN_SPEC_GROUPS_MAX])
+static size_t list_frozen(const struct coord_job *job, uint32_t frozen[CAIRN_SPEC_GROUPS_MAX])
 {
-    const bool *flags = cairn_round_terms_of(job->core)->frozen;
+    const bool *flags = round_terms_of(job->core)->frozen;
     size_t count = 0;
     for (uint32_t g = 0; g < job->spec.group_count; g++) {
         if (flags[g]) frozen[count++] = g;
@@ -328,14 +324,14 @@ static size_t list_frozen(const struct cairn_cluster_job *job,
     return count;
 }
 
-static void send_open(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void send_open(struct coord_job *job, const struct round_action *action)
 {
     uint32_t frozen[CAIRN_SPEC_GROUPS_MAX];
     Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
     open.frozen = frozen;
     open.n_frozen = list_frozen(job, frozen);
-    open.frozen_tensors = cairn_cluster_terms_in_force(job)->frozen_tensors;
-    open.n_frozen_tensors = cairn_cluster_terms_in_force(job)->frozen_tensor_count;
+    open.frozen_tensors = coord_terms_in_force(job)->frozen_tensors;
+    open.n_frozen_tensors = coord_terms_in_force(job)->frozen_tensor_count;
     open.job = job->id;
     open.epoch = action->epoch;
     open.round = action->round;
@@ -344,31 +340,30 @@ static void send_open(struct cairn_cluster_job *job, const struct cairn_round_ac
     open.members = (uint64_t *)(uintptr_t)action->members;
     open.n_members = action->member_count;
     open.write = action->write;
-    cairn_cluster_straggler_opened(job, action->round, action->write);
+    coord_straggler_opened(job, action->round, action->write);
     cairn_log_debug("job %s: round %" PRIu64 " of step %" PRIu64 " open for %" PRIu32 " workers",
                     job->spec.name, action->round, action->version.step, action->member_count);
     if (action->write ||
-        !cairn_cluster_groups_open(job, action->round, action->members, action->member_count)) {
-        cairn_cluster_job_send_all(job, CAIRN_MSG_ROUND_OPEN, &open.base);
+        !coord_groups_open(job, action->round, action->members, action->member_count)) {
+        coord_job_send_all(job, CAIRN_MSG_ROUND_OPEN, &open.base);
         return;
     }
     CAIRN_EACH_SHARD (job, i) {
-        if (!job->shards[i].up || !cairn_cluster_job_in_force(job, i)) continue;
-        cairn_cluster_groups_fill(job, i, &open);
-        cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_ROUND_OPEN, 0,
-                                   &open.base);
+        if (!job->shards[i].up || !coord_job_in_force(job, i)) continue;
+        coord_groups_fill(job, i, &open);
+        coord_session_send(job->shards[i].seat->session, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
     }
 }
 
-static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void send_decide(struct coord_job *job, const struct round_action *action)
 {
     Cairn__Decision decision;
     Cairn__Decide decide = CAIRN__DECIDE__INIT;
-    cairn_cluster_decision_to_message(action->decision, &decision);
+    coord_decision_to_message(action->decision, &decision);
     if (decision.kind == CAIRN_DECISION_APPLY) {
-        cairn_cluster_groups_stepped(job);
+        coord_groups_stepped(job);
         job->rounds.has_stepped = true;
-        job->rounds.stepped_ms = cairn_cluster_now_ms(job->cluster);
+        job->rounds.stepped_ms = coord_now_ms(job->cluster);
     }
     decide.job = job->id;
     decide.epoch = action->epoch;
@@ -377,16 +372,16 @@ static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_
                     decision.kind == CAIRN_DECISION_APPLY   ? "apply"
                     : decision.kind == CAIRN_DECISION_WRITE ? "write"
                                                             : "skip");
-    cairn_cluster_job_send_all(job, CAIRN_MSG_DECIDE, &decide.base);
-    if (decision.kind == CAIRN_DECISION_SKIP) cairn_cluster_halts_skipped(job, action->decision);
-    if (decision.kind == CAIRN_DECISION_APPLY) cairn_cluster_terms_applied(job);
+    coord_job_send_all(job, CAIRN_MSG_DECIDE, &decide.base);
+    if (decision.kind == CAIRN_DECISION_SKIP) coord_halts_skipped(job, action->decision);
+    if (decision.kind == CAIRN_DECISION_APPLY) coord_terms_applied(job);
 }
 
 /* ---- to the workers ---- */
 
-static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void send_opened(struct coord_job *job, const struct round_action *action)
 {
-    struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
+    struct coord_member *member = coord_job_member(job, action->member);
     uint32_t frozen[CAIRN_SPEC_GROUPS_MAX];
     if (member == NULL) return;
     uint32_t *request = action->write ? &member->write.request : &member->begin_request;
@@ -406,41 +401,39 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
     opened.loss_scale = action->loss_scale;
     opened.skips = action->skips;
     opened.micro_batches = job->spec.micro_batches;
-    opened.revision = cairn_round_terms_of(job->core)->revision;
-    opened.clip_norm = cairn_round_terms_of(job->core)->clip_norm;
+    opened.revision = round_terms_of(job->core)->revision;
+    opened.clip_norm = round_terms_of(job->core)->clip_norm;
     opened.frozen = frozen;
     opened.n_frozen = list_frozen(job, frozen);
-    opened.frozen_tensors = cairn_cluster_terms_in_force(job)->frozen_tensors;
-    opened.n_frozen_tensors = cairn_cluster_terms_in_force(job)->frozen_tensor_count;
-    cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_OPENED, *request, &opened.base);
+    opened.frozen_tensors = coord_terms_in_force(job)->frozen_tensors;
+    opened.n_frozen_tensors = coord_terms_in_force(job)->frozen_tensor_count;
+    coord_session_send(member->session, CAIRN_MSG_ROUND_OPENED, *request, &opened.base);
     *request = 0;
 }
 
-static void refuse_begin(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void refuse_begin(struct coord_job *job, const struct round_action *action)
 {
-    struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
+    struct coord_member *member = coord_job_member(job, action->member);
     struct cairn_sentence text;
     if (member == NULL || member->begin_request == 0) return; // it asks again after a reconnect
-    cairn_cluster_halts_why(job, &text);
-    cairn_cluster_session_error(member->session, member->begin_request, CAIRN_ERR_HALTED,
-                                text.text);
+    coord_halts_why(job, &text);
+    coord_session_error(member->session, member->begin_request, CAIRN_ERR_HALTED, text.text);
     member->begin_request = 0;
 }
 
 /* It made the version that there is, so that what the shards say of theirs is of it. */
-static bool made_newest(const struct cairn_cluster_job *job,
-                        const struct cairn_round_action *action)
+static bool made_newest(const struct coord_job *job, const struct round_action *action)
 {
     return action->decision->kind == CAIRN_DECISION_APPLY &&
-           cairn_version_compare(action->version, cairn_round_version(job->core)) == 0;
+           cairn_version_compare(action->version, round_version(job->core)) == 0;
 }
 
 /* Says which gradients were not finite, for a round that they ended. */
-static void fill_gradients(const struct cairn_cluster_job *job,
-                           const struct cairn_round_action *action, Cairn__RoundResult *result,
-                           struct cairn_sentence *text, char tensors[static CAIRN_RESULTS_BYTES])
+static void fill_gradients(const struct coord_job *job, const struct round_action *action,
+                           Cairn__RoundResult *result, struct cairn_sentence *text,
+                           char tensors[static CAIRN_RESULTS_BYTES])
 {
-    const struct cairn_results gradients = cairn_cluster_halts_gradients(job, action->round);
+    const struct cairn_results gradients = coord_halts_gradients(job, action->round);
     cairn_results_list(&gradients, &job->spec, tensors);
     result->nonfinite = gradients.nonfinite;
     result->nonfinite_tensors = tensors;
@@ -454,11 +447,11 @@ static void fill_gradients(const struct cairn_cluster_job *job,
         action->round, text->text);
 }
 
-static void fill_result(const struct cairn_cluster_job *job,
-                        const struct cairn_round_action *action, Cairn__RoundResult *result,
-                        struct cairn_sentence *text, char tensors[static CAIRN_RESULTS_BYTES])
+static void fill_result(const struct coord_job *job, const struct round_action *action,
+                        Cairn__RoundResult *result, struct cairn_sentence *text,
+                        char tensors[static CAIRN_RESULTS_BYTES])
 {
-    struct cairn_payload head = { .clip_scale = 1 };
+    struct payload head = { .clip_scale = 1 };
     const struct cairn_decision *decision = action->decision;
     text->text[0] = '\0';
     result->job = job->id;
@@ -478,7 +471,7 @@ static void fill_result(const struct cairn_cluster_job *job,
         return;
     }
     if (decision == NULL || decision->payload_bytes == 0) return;
-    if (cairn_payload_decode(decision->payload, decision->payload_bytes, &head) != CAIRN_OK) return;
+    if (payload_decode(decision->payload, decision->payload_bytes, &head) != CAIRN_OK) return;
     result->applied = decision->kind != CAIRN_DECISION_SKIP;
     result->finite = head.finite;
     result->grad_norm = head.grad_norm;
@@ -486,30 +479,29 @@ static void fill_result(const struct cairn_cluster_job *job,
     result->lr = head.lr;
     result->skips = head.skips.all;
     if (made_newest(job, action)) {
-        result->nonfinite = cairn_cluster_halts_nonfinite(job, tensors);
+        result->nonfinite = coord_halts_nonfinite(job, tensors);
         result->nonfinite_tensors = tensors;
     }
     if (!head.finite) fill_gradients(job, action, result, text, tensors);
 }
 
-static void send_result(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void send_result(struct coord_job *job, const struct round_action *action)
 {
-    struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
+    struct coord_member *member = coord_job_member(job, action->member);
     if (member == NULL) return;
-    if (action->status != CAIRN_ERR_EPOCH_CHANGED) cairn_cluster_relapse_over(member);
+    if (action->status != CAIRN_ERR_EPOCH_CHANGED) coord_relapse_over(member);
     Cairn__RoundResult result = CAIRN__ROUND_RESULT__INIT;
     struct cairn_sentence text;
     char tensors[CAIRN_RESULTS_BYTES];
     fill_result(job, action, &result, &text, tensors);
-    if (cairn_cluster_commits_answer(member, &result)) return;
+    if (coord_commits_answer(member, &result)) return;
     if (action->status != CAIRN_ERR_EPOCH_CHANGED) return; // nobody asked: it asks again
-    cairn_cluster_session_send(member->session, CAIRN_MSG_ROUND_RESULT, 0, &result.base);
+    coord_session_send(member->session, CAIRN_MSG_ROUND_RESULT, 0, &result.base);
 }
 
-static const char *name_of_rank(const struct cairn_cluster_job *job,
-                                const struct cairn_cluster_member *other)
+static const char *name_of_rank(const struct coord_job *job, const struct coord_member *other)
 {
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         const bool worker = m->role == CAIRN_ROLE_WIRE_WORKER;
         if (m != other && worker && m->rank == other->rank && m->phase == CAIRN_MEMBER_ATTACHED) {
             return m->session->name;
@@ -519,7 +511,7 @@ static const char *name_of_rank(const struct cairn_cluster_job *job,
 }
 
 /* Why a worker is dropped at the step's deadline. */
-static void say_late(const struct cairn_cluster_job *job, const struct cairn_round_action *action,
+static void say_late(const struct coord_job *job, const struct round_action *action,
                      struct cairn_sentence *out)
 {
     if (action->world == 0) {
@@ -536,8 +528,7 @@ static void say_late(const struct cairn_cluster_job *job, const struct cairn_rou
 }
 
 /* Whoever is to blame, no worker is: the round goes on. */
-static void say_late_shard(const struct cairn_cluster_job *job,
-                           const struct cairn_round_action *action)
+static void say_late_shard(const struct coord_job *job, const struct round_action *action)
 {
     cairn_log_warn("job %s: shard %s holds round %" PRIu64
                    " up: after round.step_deadline (%" PRId64 " ms) it lacks something of %" PRIu32
@@ -546,18 +537,18 @@ static void say_late_shard(const struct cairn_cluster_job *job,
                    job->cluster->options->step_deadline_ms, action->world);
 }
 
-static void ask_lacks(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void ask_lacks(struct coord_job *job, const struct round_action *action)
 {
     Cairn__LacksGet get = CAIRN__LACKS_GET__INIT;
     get.job = job->id;
     get.epoch = action->epoch;
     get.round = action->round;
-    cairn_cluster_job_send_all(job, CAIRN_MSG_LACKS_GET, &get.base);
+    coord_job_send_all(job, CAIRN_MSG_LACKS_GET, &get.base);
 }
 
-static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void fence_worker(struct coord_job *job, const struct round_action *action)
 {
-    struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
+    struct coord_member *member = coord_job_member(job, action->member);
     struct cairn_sentence text;
     if (member == NULL) return;
     cairn_status status = CAIRN_ERR_FENCED;
@@ -568,7 +559,7 @@ static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round
                            "worker %s (rank %" PRIu32 ") was put out: %s", member->session->name,
                            member->rank, text.text);
         job->rounds.put_out = job->rounds.epoch_reason;
-        cairn_cluster_halts_lost(job, member, text.text);
+        coord_halts_lost(job, member, text.text);
     } else if (action->status == CAIRN_ERR_BUSY) {
         status = CAIRN_ERR_BUSY;
         cairn_sentence_set(&text, "job %s has round.workers_max workers (%" PRId64 ")",
@@ -583,12 +574,12 @@ static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round
         cairn_sentence_set(&job->rounds.epoch_reason, "%s took the place of %s (rank %" PRIu32 ")",
                            newer, member->session->name, member->rank);
     }
-    cairn_cluster_member_expel(member, status, text.text);
+    coord_member_expel(member, status, text.text);
 }
 
 /* ---- one event ---- */
 
-static void act(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void act(struct coord_job *job, const struct round_action *action)
 {
     switch (action->kind) {
     case CAIRN_ROUND_PERSIST: break; // the core's own
@@ -596,9 +587,7 @@ static void act(struct cairn_cluster_job *job, const struct cairn_round_action *
     case CAIRN_ROUND_RESOLVE: send_resolve(job, action); break;
     case CAIRN_ROUND_OPEN_SEND: send_open(job, action); break;
     case CAIRN_ROUND_DECIDE: send_decide(job, action); break;
-    case CAIRN_ROUND_PIN_SEND:
-        cairn_cluster_cut_on_pin(job, action->snapshot, action->version);
-        break;
+    case CAIRN_ROUND_PIN_SEND: coord_cut_on_pin(job, action->snapshot, action->version); break;
     case CAIRN_ROUND_ASK_LACKS: ask_lacks(job, action); break;
     case CAIRN_ROUND_SHARD_LATE: say_late_shard(job, action); break;
     case CAIRN_ROUND_WORKER_OPENED: send_opened(job, action); break;
@@ -606,48 +595,47 @@ static void act(struct cairn_cluster_job *job, const struct cairn_round_action *
     case CAIRN_ROUND_WORKER_FENCE: fence_worker(job, action); break;
     case CAIRN_ROUND_WORKER_REFUSED: refuse_begin(job, action); break;
     case CAIRN_ROUND_BEHIND:
-        cairn_cluster_job_behind(job, "shard", job->shards[action->shard].seat->name, "epoch");
+        coord_job_behind(job, "shard", job->shards[action->shard].seat->name, "epoch");
         break;
     case CAIRN_ROUND_FAIL:
-        cairn_cluster_job_lose(job, false, "%s: %s", job->shards[action->shard].seat->name,
-                               action->why);
+        coord_job_lose(job, false, "%s: %s", job->shards[action->shard].seat->name, action->why);
         break;
     }
 }
 
-static void after(struct cairn_cluster_job *job)
+static void after(struct coord_job *job)
 {
-    if (job->tiles.changed) cairn_cluster_tiles_advance(job);
-    if (!job->rounds.heard && cairn_round_stage_of(job->core) >= CAIRN_ROUND_STEADY) {
+    if (job->tiles.changed) coord_tiles_advance(job);
+    if (!job->rounds.heard && round_stage_of(job->core) >= CAIRN_ROUND_STEADY) {
         job->rounds.heard = true;
         job->version_unknown = false;
-        cairn_cluster_members_attach(job);
+        coord_members_attach(job);
     }
-    cairn_cluster_halts_advance(job);
-    cairn_cluster_members_answer_states(job);
-    cairn_cluster_members_tell_version(job);
-    cairn_cluster_leases_advance(job);
-    cairn_cluster_extend_advance(job);
-    cairn_cluster_park_advance(job);
-    if (cairn_cluster_pace_advance(job)) {
-        cairn_cluster_reshard_note_step(job);
-        cairn_cluster_cost_note_step(job);
-        cairn_cluster_cut_resume(job, false);
+    coord_halts_advance(job);
+    coord_members_answer_states(job);
+    coord_members_tell_version(job);
+    coord_leases_advance(job);
+    coord_extend_advance(job);
+    coord_park_advance(job);
+    if (coord_pace_advance(job)) {
+        coord_reshard_note_step(job);
+        coord_cost_note_step(job);
+        coord_cut_resume(job, false);
     }
-    cairn_cluster_reshard_advance(job);
-    cairn_cluster_periodic_advance(job);
+    coord_reshard_advance(job);
+    coord_periodic_advance(job);
 }
 
-cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job, struct cairn_sentence *why)
+cairn_status coord_job_core_open(struct coord_job *job, struct cairn_sentence *why)
 {
-    static const struct cairn_cluster_hands hands = { .act = act,
-                                                      .in_force = cairn_cluster_slice_in_force,
-                                                      .after = after };
+    static const struct coord_hands hands = { .act = act,
+                                              .in_force = coord_slice_in_force,
+                                              .after = after };
     // A layout of a former coordinator's: nobody has said here that all have what they own in it.
     const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
-    if (cairn_cluster_reshard_open(job, unsettled) != CAIRN_OK)
+    if (coord_reshard_open(job, unsettled) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-    return cairn_cluster_core_open(job, &hands, why);
+    return coord_core_open(job, &hands, why);
 }
 
 /* ==== missed ==== */
@@ -663,42 +651,38 @@ static cairn_status too_many(const struct cairn_job_spec_data *spec, struct cair
 
 /* The steps that a tensor of the next generation has missed: all steps, if it was not trained so
  * far. */
-static uint64_t steps_missed(const struct cairn_cluster_job *job,
-                             const struct cairn_tensor_spec *tensor)
+static uint64_t steps_missed(const struct coord_job *job, const struct cairn_tensor_spec *tensor)
 {
     const size_t from = cairn_spec_find_tensor(&job->spec, tensor->name);
     const bool trained = from != SIZE_MAX && job->spec.tensors[from].kind == CAIRN_TRAINED;
-    return trained ? cairn_round_missed(job->core, (uint32_t)from)
-                   : cairn_cluster_job_version(job).step;
+    return trained ? round_missed(job->core, (uint32_t)from) : coord_job_version(job).step;
 }
 
 /* Lists what all tensors have missed. `with_next` counts the next step, too, for tensors that
  * are frozen. */
-static cairn_status list(const struct cairn_cluster_job *job,
-                         const struct cairn_job_spec_data *spec, bool with_next, uint8_t *room,
-                         struct cairn_missed *missed_out, struct cairn_sentence *why)
+static cairn_status list(const struct coord_job *job, const struct cairn_job_spec_data *spec,
+                         bool with_next, uint8_t *room, struct missed *missed_out,
+                         struct cairn_sentence *why)
 {
-    struct cairn_missed_writer writer;
-    cairn_missed_begin(&writer, room, spec->tensor_count);
+    struct missed_writer writer;
+    missed_begin(&writer, room, spec->tensor_count);
     for (size_t t = 0; t < spec->tensor_count; t++) {
         const struct cairn_tensor_spec *tensor = &spec->tensors[t];
         if (tensor->kind != CAIRN_TRAINED) continue;
         const size_t group = cairn_spec_find_group(spec, tensor->group);
         const bool next = with_next && (tensor->frozen || spec->groups[group].frozen);
-        cairn_missed_put(&writer, (uint32_t)t, steps_missed(job, tensor) + next, (uint32_t)group,
-                         next);
+        missed_put(&writer, (uint32_t)t, steps_missed(job, tensor) + next, (uint32_t)group, next);
     }
     if (writer.is_full) return too_many(spec, why);
-    *missed_out = cairn_missed_end(&writer);
+    *missed_out = missed_end(&writer);
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_missed_judge(const struct cairn_cluster_job *job,
-                                        const struct cairn_job_spec_data *next,
-                                        struct cairn_sentence *why)
+cairn_status coord_missed_judge(const struct coord_job *job, const struct cairn_job_spec_data *next,
+                                struct cairn_sentence *why)
 {
     if (job->core == NULL || next->tensor_count <= CAIRN_MISSED_RUNS_MAX) return CAIRN_OK;
-    struct cairn_missed missed;
+    struct missed missed;
     uint8_t *room = malloc(CAIRN_MISSED_BYTES(next->tensor_count));
     if (room == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to amend it");
     const cairn_status status = list(job, next, true, room, &missed, why);
@@ -707,17 +691,16 @@ cairn_status cairn_cluster_missed_judge(const struct cairn_cluster_job *job,
 }
 
 /* `missed` in the place of what the last decision's payload tells of it. */
-static cairn_status put_in(const struct cairn_cluster_job *job, const struct cairn_missed *missed,
+static cairn_status put_in(const struct coord_job *job, const struct missed *missed,
                            struct cairn_decision *last, uint8_t *payload)
 {
-    struct cairn_payload head = { .clip_scale = 1,
-                                  .loss_scale = cairn_round_loss_scale(job->core) };
+    struct payload head = { .clip_scale = 1, .loss_scale = round_loss_scale(job->core) };
     if (last->payload_bytes == 0 && missed->size == 0) return CAIRN_OK;
     if (last->payload_bytes == 0) {
         head.missed = *missed;
-        last->payload_bytes = cairn_payload_encode(&head, NULL, payload);
-    } else if (cairn_payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
-        last->payload_bytes = cairn_payload_with_missed(last->payload, &head, missed, payload);
+        last->payload_bytes = payload_encode(&head, NULL, payload);
+    } else if (payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
+        last->payload_bytes = payload_with_missed(last->payload, &head, missed, payload);
     } else {
         return CAIRN_ERR_INTERNAL;
     }
@@ -725,12 +708,12 @@ static cairn_status put_in(const struct cairn_cluster_job *job, const struct cai
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_missed_extend(const struct cairn_cluster_job *job,
-                                         const struct cairn_job_spec_data *next,
-                                         struct cairn_decision *last, uint8_t **payload_out,
-                                         struct cairn_sentence *why)
+cairn_status coord_missed_extend(const struct coord_job *job,
+                                 const struct cairn_job_spec_data *next,
+                                 struct cairn_decision *last, uint8_t **payload_out,
+                                 struct cairn_sentence *why)
 {
-    struct cairn_missed missed;
+    struct missed missed;
     uint8_t *room = malloc(CAIRN_MISSED_BYTES(next->tensor_count));
     uint8_t *payload = malloc(last->payload_bytes + CAIRN_PAYLOAD_MAX(0, next->tensor_count, 0));
     cairn_status status = CAIRN_ERR_NO_MEMORY;
@@ -758,13 +741,13 @@ static bool any_missed(const struct cairn_job_spec_data *spec)
     return false;
 }
 
-static void take_out(struct cairn_job_spec_data *spec, struct cairn_missed_writer *writer)
+static void take_out(struct cairn_job_spec_data *spec, struct missed_writer *writer)
 {
     for (size_t t = 0; t < spec->tensor_count; t++) {
         struct cairn_tensor_spec *tensor = &spec->tensors[t];
         if (tensor->kind != CAIRN_TRAINED) continue;
         const size_t group = cairn_spec_find_group(spec, tensor->group);
-        cairn_missed_put(writer, (uint32_t)t, tensor->steps_missed, (uint32_t)group, false);
+        missed_put(writer, (uint32_t)t, tensor->steps_missed, (uint32_t)group, false);
         tensor->steps_missed = 0;
     }
 }
@@ -777,25 +760,25 @@ static cairn_status note_former(struct cairn_job_spec_data *spec)
     return status == CAIRN_OK ? cairn_spec_add_former(spec, hash) : status;
 }
 
-cairn_status cairn_cluster_missed_begin(struct cairn_job_spec_data *spec, uint8_t **payload_out,
-                                        size_t *bytes_out, struct cairn_sentence *why)
+cairn_status coord_missed_begin(struct cairn_job_spec_data *spec, uint8_t **payload_out,
+                                size_t *bytes_out, struct cairn_sentence *why)
 {
     *payload_out = NULL;
     *bytes_out = 0;
     if (!any_missed(spec)) return CAIRN_OK;
-    struct cairn_missed_writer writer;
-    struct cairn_payload head = { .clip_scale = 1, .loss_scale = spec->loss_scale };
+    struct missed_writer writer;
+    struct payload head = { .clip_scale = 1, .loss_scale = spec->loss_scale };
     uint8_t *room = malloc(CAIRN_MISSED_BYTES(spec->tensor_count));
     uint8_t *payload = malloc(CAIRN_PAYLOAD_MAX(0, spec->tensor_count, 0));
     cairn_status status = room != NULL && payload != NULL ? note_former(spec) : CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) {
-        cairn_missed_begin(&writer, room, spec->tensor_count);
+        missed_begin(&writer, room, spec->tensor_count);
         take_out(spec, &writer);
         if (writer.is_full) {
             status = too_many(spec, why);
         } else {
-            head.missed = cairn_missed_end(&writer);
-            *bytes_out = cairn_payload_encode(&head, NULL, payload);
+            head.missed = missed_end(&writer);
+            *bytes_out = payload_encode(&head, NULL, payload);
         }
     } else {
         (void)cairn_fail(why, status, "no memory for what tensors have missed");

@@ -15,23 +15,23 @@
 /* ---- a shard that stays away ---- */
 
 /* Its part counts as missed, and is found if it comes back. */
-static void lose_away(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+static void lose_away(struct coord_job *job, const struct coord_seat *seat)
 {
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_cluster_job_shard *s = &job->shards[i];
+        struct coord_job_shard *s = &job->shards[i];
         if (s->away_ms != 0) s->missed_ms = s->away_ms;
     }
-    cairn_cluster_job_lose(job, true, "%s is away for longer than shard_loss_wait_s, %" PRIu32 " s",
-                           seat->name, job->spec.policy.shard_loss_wait_s);
+    coord_job_lose(job, true, "%s is away for longer than shard_loss_wait_s, %" PRIu32 " s",
+                   seat->name, job->spec.policy.shard_loss_wait_s);
 }
 
-static void watch_away(struct cairn_cluster_job *job)
+static void watch_away(struct coord_job *job)
 {
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    const uint64_t now_ms = coord_now_ms(job->cluster);
     const uint64_t wait_ms = (uint64_t)job->spec.policy.shard_loss_wait_s * 1000;
-    const struct cairn_cluster_seat *gone = NULL;
+    const struct coord_seat *gone = NULL;
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_cluster_job_shard *s = &job->shards[i];
+        struct coord_job_shard *s = &job->shards[i];
         if (s->up || s->missed_ms != 0)
             s->away_ms = 0;
         else if (s->away_ms == 0)
@@ -48,43 +48,40 @@ static void watch_away(struct cairn_cluster_job *job)
 /* ---- the restore ---- */
 
 /* Notes that a snapshot is damaged: the next attempt takes an older one. */
-static void note_damage(struct cairn_cluster_recovery *recovery,
-                        const struct cairn_cluster_restore *restore, const char *text)
+static void note_damage(struct coord_recovery *recovery, const struct coord_restore *restore,
+                        const char *text)
 {
     if (recovery->behind.id[0] == '\0')
-        cairn_cluster_restore_say_damaged(restore, text, &recovery->damaged);
+        coord_restore_say_damaged(restore, text, &recovery->damaged);
     recovery->behind = restore->latest.behind;
 }
 
-static void on_recovered(const struct cairn_cluster_restore *restore, cairn_status status,
-                         const char *text)
+static void on_recovered(const struct coord_restore *restore, cairn_status status, const char *text)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster,
-                                                            restore->latest.of_job);
+    struct coord_job *job = coord_job_by_id(restore->cluster, restore->latest.of_job);
     if (job == NULL) return;
-    struct cairn_cluster_recovery *r = &job->loss.recovery;
+    struct coord_recovery *r = &job->loss.recovery;
     r->running = false;
     const bool touched = restore->job_id != 0; // else the job is what it was
     r->begun = r->begun || touched;
     r->unseen = restore->unseen;
     if (status == CAIRN_OK) {
         const bool is_first = r->behind.id[0] == '\0';
-        cairn_cluster_restore_passed_over(restore,
-                                          is_first ? &restore->latest.passed : &r->damaged);
+        coord_restore_passed_over(restore, is_first ? &restore->latest.passed : &r->damaged);
         return;
     }
     if ((!touched || r->unseen) && r->restores > 0) r->restores--;
     r->passed = restore->latest.none_found && restore->latest.passed.text[0] != '\0';
     if (restore->latest.none_found)
         r->gave_up = true;
-    else if (cairn_cluster_restore_is_damage(status))
+    else if (coord_restore_is_damage(status))
         note_damage(r, restore, text);
     else
-        r->retry_ms = cairn_cluster_now_ms(job->cluster) +
+        r->retry_ms = coord_now_ms(job->cluster) +
                       (uint64_t)job->cluster->options->lease_timeout_ms;
     if (job->state != CAIRN_CLUSTER_JOB_LOST) return;
     struct cairn_sentence advice;
-    cairn_cluster_recovery_advise(job, &advice);
+    coord_recovery_advise(job, &advice);
     cairn_sentence_set(&job->loss.why, "lost: %s; ", r->why);
     if (!restore->latest.none_found || restore->latest.passed.text[0] != '\0')
         cairn_sentence_add(&job->loss.why, "restoring failed: %s; ",
@@ -93,34 +90,33 @@ static void on_recovered(const struct cairn_cluster_restore *restore, cairn_stat
     cairn_log_warn("job %s is %s", job->spec.name, job->loss.why.text);
 }
 
-static void begin_restore(struct cairn_cluster_job *job)
+static void begin_restore(struct coord_job *job)
 {
-    struct cairn_cluster_recovery *r = &job->loss.recovery;
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    struct coord_recovery *r = &job->loss.recovery;
+    const uint64_t now_ms = coord_now_ms(job->cluster);
     if (r->running || job->snapshots.cut != NULL || now_ms < r->retry_ms ||
-        cairn_cluster_seats_staying(job->cluster, &job->spec, r->unseen) <
-            cairn_cluster_recovery_shards(job))
+        coord_seats_staying(job->cluster, &job->spec, r->unseen) < coord_recovery_shards(job))
         return;
-    r->running = cairn_cluster_restore_latest(job->cluster, job->spec.name, job->id, &r->behind,
-                                              on_recovered);
+    r->running = coord_restore_latest(job->cluster, job->spec.name, job->id, &r->behind,
+                                      on_recovered);
     if (r->running) r->restores++;
 }
 
-void cairn_cluster_recovery_tick(struct cairn_cluster_job *job)
+void coord_recovery_tick(struct coord_job *job)
 {
     const bool waited = job->loss.recovery.waited;
-    if (!cairn_cluster_recovery_wanted(job) && !waited) return;
-    job->loss.recovery.waited = cairn_cluster_recovery_pending(job);
+    if (!coord_recovery_wanted(job) && !waited) return;
+    job->loss.recovery.waited = coord_recovery_pending(job);
     if (job->loss.recovery.waited)
         begin_restore(job);
     else if (waited) // its parts came back, or nothing more is tried
-        cairn_cluster_openings_advance(job->cluster);
+        coord_openings_advance(job->cluster);
     else if (job->state == CAIRN_CLUSTER_JOB_RUNNING)
         watch_away(job);
 }
 
-cairn_status cairn_cluster_recovery_keep(struct cairn_job_spec_data *spec,
-                                         const struct cairn_job_spec_data *now)
+cairn_status coord_recovery_keep(struct cairn_job_spec_data *spec,
+                                 const struct cairn_job_spec_data *now)
 {
     if (cairn_policy_same(&spec->policy, &now->policy) && spec->workers_min == now->workers_min &&
         spec->workers_max == now->workers_max)
@@ -137,13 +133,13 @@ cairn_status cairn_cluster_recovery_keep(struct cairn_job_spec_data *spec,
 
 /* The job that is there goes, and the one of the snapshot is made on the shards, in a new generation. */
 
-uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_restore *restore,
-                                               const struct cairn_cluster_job *old)
+uint64_t coord_restore_next_generation(const struct coord_restore *restore,
+                                       const struct coord_job *old)
 {
     uint64_t newest = restore->manifest.generation;
     if (restore->last_generation > newest) newest = restore->last_generation;
     if (old == NULL) return newest + 1;
-    const uint64_t now = cairn_cluster_job_version(old).generation;
+    const uint64_t now = coord_job_version(old).generation;
     if (now > newest) newest = now;
     if (old->reserved.generation > newest) newest = old->reserved.generation;
     return newest + 1;
@@ -151,8 +147,8 @@ uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_restor
 
 /* Keeps what outlives the former job: its number, its epochs and rounds, and that no generation
  * comes twice. */
-static void inherit(struct cairn_cluster_job *body, const struct cairn_cluster_job *old,
-                    const struct cairn_cluster_restore *restore)
+static void inherit(struct coord_job *body, const struct coord_job *old,
+                    const struct coord_restore *restore)
 {
     body->generation = restore->generation;
     body->base_step = restore->manifest.step;
@@ -174,27 +170,24 @@ static void inherit(struct cairn_cluster_job *body, const struct cairn_cluster_j
     body->loss.recovery.waited = true;
 }
 
-static void remove_old(struct cairn_cluster_job *old, const struct cairn_cluster_job *body,
-                       const char *folder)
+static void remove_old(struct coord_job *old, const struct coord_job *body, const char *folder)
 {
     struct cairn_sentence text;
     cairn_sentence_set(
         &text, "job %s was restored from %s, of step %" PRIu64 ": close it and open it again",
         old->spec.name, folder, body->base_step);
     while (old->members.list != NULL)
-        cairn_cluster_member_expel(old->members.list, CAIRN_ERR_ROLLED_BACK, text.text);
+        coord_member_expel(old->members.list, CAIRN_ERR_ROLLED_BACK, text.text);
     CAIRN_EACH_SHARD (old, i) {
-        struct cairn_cluster_seat *seat = old->shards[i].seat;
-        if (!cairn_cluster_job_has_seat(body, seat))
-            cairn_cluster_job_send_drop(old->cluster, seat, old->id);
+        struct coord_seat *seat = old->shards[i].seat;
+        if (!coord_job_has_seat(body, seat)) coord_job_send_drop(old->cluster, seat, old->id);
     }
-    cairn_cluster_job_unlink(old);
-    cairn_cluster_job_free(old);
+    coord_job_unlink(old);
+    coord_job_free(old);
 }
 
-cairn_status cairn_cluster_restore_judge_replace(const struct cairn_cluster_restore *restore,
-                                                 const struct cairn_cluster_job *old,
-                                                 struct cairn_sentence *why)
+cairn_status coord_restore_judge_replace(const struct coord_restore *restore,
+                                         const struct coord_job *old, struct cairn_sentence *why)
 {
     const struct cairn_manifest *m = &restore->manifest;
     if (restore->latest.of_job != 0 &&
@@ -205,7 +198,7 @@ cairn_status cairn_cluster_restore_judge_replace(const struct cairn_cluster_rest
     if (restore->latest.ended != NULL && restore->latest.of_job == 0 && old != NULL &&
         old->state != CAIRN_CLUSTER_JOB_LOST)
         return cairn_fail(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
-    if (old != NULL && old->snapshots.cut != NULL) return cairn_cluster_cut_refuse(old, why);
+    if (old != NULL && old->snapshots.cut != NULL) return coord_cut_refuse(old, why);
     if (old != NULL && (old->extension.body != NULL || old->amends.amending != NULL ||
                         old->state == CAIRN_CLUSTER_JOB_CREATING)) {
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being made, amended or restored",
@@ -214,74 +207,70 @@ cairn_status cairn_cluster_restore_judge_replace(const struct cairn_cluster_rest
     if (old != NULL && old->loss.behind)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s", old->spec.name,
                           old->loss.why.text);
-    if (cairn_cluster_job_is_strange(restore->cluster, m->spec.name, why))
-        return CAIRN_ERR_NOT_READY;
-    if (cairn_cluster_snapshot_removing(restore->cluster, restore->folder))
+    if (coord_job_is_strange(restore->cluster, m->spec.name, why)) return CAIRN_ERR_NOT_READY;
+    if (coord_snapshot_removing(restore->cluster, restore->folder))
         return cairn_fail(why, CAIRN_ERR_BUSY, "%s is being removed", restore->folder);
-    return cairn_cluster_judge_workers(restore->cluster, cairn_cluster_restore_spec(restore), why);
+    return coord_judge_workers(restore->cluster, coord_restore_spec(restore), why);
 }
 
 /* Every shard will tell of what it has loaded. */
-static cairn_status await_parts(struct cairn_cluster_restore *restore,
-                                const struct cairn_cluster_job *body, struct cairn_sentence *why)
+static cairn_status await_parts(struct coord_restore *restore, const struct coord_job *body,
+                                struct cairn_sentence *why)
 {
     restore->parts = malloc(body->layout->shard_count);
     if (restore->parts == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     memset(restore->parts, CAIRN_PART_AWAITED, body->layout->shard_count);
-    restore->number = cairn_cluster_cut_number();
+    restore->number = coord_cut_number();
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_restore_replace(struct cairn_cluster_restore *restore,
-                                           struct cairn_cluster_job *old,
-                                           cairn_cluster_gather_fn on_made,
-                                           struct cairn_sentence *why)
+cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_job *old,
+                                   cairn_cluster_gather_fn on_made, struct cairn_sentence *why)
 {
     struct cairn_manifest *m = &restore->manifest;
-    const struct cairn_job_spec_data *spec = cairn_cluster_restore_spec(restore);
+    const struct cairn_job_spec_data *spec = coord_restore_spec(restore);
     struct cairn_decision last = { .kind = CAIRN_DECISION_NONE,
                                    .version_after = { restore->generation, m->step },
                                    .payload = m->payload,
                                    .payload_bytes = m->payload_bytes };
     uint8_t *payload;
-    cairn_status status = cairn_cluster_settings_payload(&m->spec, spec, &last, &payload, why);
+    cairn_status status = coord_settings_payload(&m->spec, spec, &last, &payload, why);
     if (status != CAIRN_OK) return status;
-    struct cairn_cluster_job *body;
-    status = cairn_cluster_draft_take(&restore->draft, &body, why);
+    struct coord_job *body;
+    status = coord_draft_take(&restore->draft, &body, why);
     if (status != CAIRN_OK) {
         free(payload);
         return CAIRN_ERR_NOT_READY;
     }
-    if (old != NULL) cairn_cluster_job_keep_pauses(old);
+    if (old != NULL) coord_job_keep_pauses(old);
     inherit(body, old, restore);
-    status = cairn_cluster_groups_restored(body, &m->reduce_groups);
+    status = coord_groups_restored(body, &m->reduce_groups);
     if (status == CAIRN_OK) status = await_parts(restore, body, why);
     if (status != CAIRN_OK) {
         free(payload);
-        cairn_cluster_job_free(body);
+        coord_job_free(body);
         return status;
     }
-    const struct cairn_cluster_job_load load = { .snapshot_path = restore->folder,
-                                                 .digest = restore->number,
-                                                 .version = { body->generation, m->step },
-                                                 .last = &last };
+    const struct coord_job_load load = { .snapshot_path = restore->folder,
+                                         .digest = restore->number,
+                                         .version = { body->generation, m->step },
+                                         .last = &last };
     if (old != NULL) {
-        cairn_cluster_restore_replaces(restore, old);
+        coord_restore_replaces(restore, old);
         remove_old(old, body, restore->folder);
     }
-    cairn_cluster_halts_restored(body, &m->nonfinite);
-    cairn_cluster_job_link(body);
+    coord_halts_restored(body, &m->nonfinite);
+    coord_job_link(body);
     restore->job_id = body->id;
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open(body->cluster, on_made,
-                                                                    restore);
+    struct coord_gather *gather = coord_gather_open(body->cluster, on_made, restore);
     if (gather == NULL) {
         free(payload);
-        cairn_cluster_job_lose(body, false, "no memory to restore it");
+        coord_job_lose(body, false, "no memory to restore it");
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     }
-    cairn_cluster_job_send_create(body, &load, gather);
+    coord_job_send_create(body, &load, gather);
     free(payload);
-    cairn_cluster_gather_start(gather);
+    coord_gather_start(gather);
     return CAIRN_OK;
 }
 
@@ -295,25 +284,25 @@ cairn_status cairn_cluster_restore_replace(struct cairn_cluster_restore *restore
  * coordinator died between a commit and its word. All that is loaded is judged by its checksums and by the
  * content root before anybody trains on it, so that the word could only lose steps. */
 
-struct cairn_cluster_resume {
-    struct cairn_cluster_resume *next;
-    struct cairn_cluster *cluster;
-    char *job;                          /* owned */
-    size_t damaged_count;               /* of the newest */
-    struct cairn_snapshot_place behind; /* the oldest of these */
-    struct cairn_sentence damaged;      /* the newest of these, and how */
+struct coord_resume {
+    struct coord_resume *next;
+    struct coord *cluster;
+    char *job;                     /* owned */
+    size_t damaged_count;          /* of the newest */
+    struct snapshot_place behind;  /* the oldest of these */
+    struct cairn_sentence damaged; /* the newest of these, and how */
 };
 
-static struct cairn_cluster_resume *find(const struct cairn_cluster *cluster, const char *job)
+static struct coord_resume *find(const struct coord *cluster, const char *job)
 {
-    struct cairn_cluster_resume *r = cluster->resumes;
+    struct coord_resume *r = cluster->resumes;
     while (r != NULL && strcmp(r->job, job) != 0) r = r->next;
     return r;
 }
 
-static void free_resume(struct cairn_cluster_resume *resume)
+static void free_resume(struct coord_resume *resume)
 {
-    struct cairn_cluster_resume **at = &resume->cluster->resumes;
+    struct coord_resume **at = &resume->cluster->resumes;
     while (*at != NULL && *at != resume) at = &(*at)->next;
     if (*at == resume) *at = resume->next;
     free(resume->job);
@@ -321,20 +310,20 @@ static void free_resume(struct cairn_cluster_resume *resume)
 }
 
 /* CAIRN_OK: there is the job, or nothing to restore it from; they go on as if they had wished nothing. */
-static void end(struct cairn_cluster_resume *resume, cairn_status status, const char *text)
+static void end(struct coord_resume *resume, cairn_status status, const char *text)
 {
-    struct cairn_cluster *cluster = resume->cluster;
+    struct coord *cluster = resume->cluster;
     struct cairn_sentence why;
     char *job = resume->job;
     resume->job = NULL;
     cairn_sentence_set(&why, "%s", text); // it may be the resume's own
     free_resume(resume);
-    cairn_cluster_openers_resumed(cluster, job, status, why.text);
+    coord_openers_resumed(cluster, job, status, why.text);
     free(job);
-    cairn_cluster_openings_advance(cluster);
+    coord_openings_advance(cluster);
 }
 
-static void end_damaged(struct cairn_cluster_resume *resume)
+static void end_damaged(struct coord_resume *resume)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why,
@@ -343,29 +332,26 @@ static void end_damaged(struct cairn_cluster_resume *resume)
     end(resume, CAIRN_ERR_CORRUPT, why.text);
 }
 
-static void on_resumed(const struct cairn_cluster_restore *restore, cairn_status status,
-                       const char *text);
+static void on_resumed(const struct coord_restore *restore, cairn_status status, const char *text);
 
-static bool restore_next(struct cairn_cluster_resume *resume)
+static bool restore_next(struct coord_resume *resume)
 {
     cairn_log_info("job %s: a worker wants its newest snapshot", resume->job);
-    return cairn_cluster_restore_latest(resume->cluster, resume->job, 0, &resume->behind,
-                                        on_resumed);
+    return coord_restore_latest(resume->cluster, resume->job, 0, &resume->behind, on_resumed);
 }
 
-static void on_resumed(const struct cairn_cluster_restore *restore, cairn_status status,
-                       const char *text)
+static void on_resumed(const struct coord_restore *restore, cairn_status status, const char *text)
 {
-    struct cairn_cluster_resume *resume = find(restore->cluster, restore->job_name);
+    struct coord_resume *resume = find(restore->cluster, restore->job_name);
     if (resume == NULL) return;
     if (restore->latest.none_found && resume->damaged_count > 0) {
         end_damaged(resume);
     } else if (restore->latest.none_found && restore->latest.passed.text[0] != '\0') {
         end(resume, CAIRN_ERR_CORRUPT, text); // it was trained: it does not begin anew
-    } else if (!restore->latest.none_found && cairn_cluster_restore_is_damage(status)) {
+    } else if (!restore->latest.none_found && coord_restore_is_damage(status)) {
         resume->behind = restore->latest.behind;
         if (resume->damaged_count++ == 0)
-            cairn_cluster_restore_say_damaged(restore, text, &resume->damaged);
+            coord_restore_say_damaged(restore, text, &resume->damaged);
         if (!restore_next(resume)) end(resume, CAIRN_ERR_NO_MEMORY, "no thread to restore it");
     } else { // EXISTS: somebody has made the job meanwhile
         const bool fine = restore->latest.none_found || status == CAIRN_ERR_EXISTS;
@@ -374,16 +360,16 @@ static void on_resumed(const struct cairn_cluster_restore *restore, cairn_status
                            resume->cluster->storage.path);
         const bool is_first = resume->damaged_count == 0;
         if (status == CAIRN_OK)
-            cairn_cluster_restore_passed_over(restore, is_first ? &restore->latest.passed
-                                                                : &resume->damaged);
+            coord_restore_passed_over(restore,
+                                      is_first ? &restore->latest.passed : &resume->damaged);
         end(resume, fine ? CAIRN_OK : status, text);
     }
 }
 
-bool cairn_cluster_resume_begin(struct cairn_cluster *cluster, const char *job)
+bool coord_resume_begin(struct coord *cluster, const char *job)
 {
     if (find(cluster, job) != NULL) return true;
-    struct cairn_cluster_resume *resume = calloc(1, sizeof *resume);
+    struct coord_resume *resume = calloc(1, sizeof *resume);
     if (resume == NULL) return false;
     resume->cluster = cluster;
     resume->job = strdup(job);
@@ -394,12 +380,12 @@ bool cairn_cluster_resume_begin(struct cairn_cluster *cluster, const char *job)
     return false;
 }
 
-bool cairn_cluster_resuming(const struct cairn_cluster *cluster, const char *job)
+bool coord_resuming(const struct coord *cluster, const char *job)
 {
     return find(cluster, job) != NULL;
 }
 
-void cairn_cluster_resumes_close(struct cairn_cluster *cluster)
+void coord_resumes_close(struct coord *cluster)
 {
     while (cluster->resumes != NULL) free_resume(cluster->resumes);
 }

@@ -20,50 +20,49 @@
 
 /* ---- the end ---- */
 
-static void slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next, uint8_t *gone,
+static void slice_begin(struct coord_job *job, struct cairn_layout *next, uint8_t *gone,
                         uint64_t bytes, bool back);
-static bool reshard_is_paced(const struct cairn_cluster_job *job);
-static void slice_cancel(struct cairn_cluster_job *job);
+static bool reshard_is_paced(const struct coord_job *job);
+static void slice_cancel(struct coord_job *job);
 
-static void on_saved(const struct cairn_cluster_saved *saved)
+static void on_saved(const struct coord_saved *saved)
 {
     if (saved->status != CAIRN_OK)
         cairn_log_error("job %016" PRIx64 ": where its re-sharding stands is not in the store: %s",
                         saved->job, saved->why);
 }
 
-static void save(struct cairn_cluster_job *job)
+static void save(struct coord_job *job)
 {
     struct cairn_sentence why;
-    if (cairn_cluster_save_job(job, CAIRN_STORE_LAYOUT, NULL, 0, on_saved, &why) != CAIRN_OK)
+    if (coord_save_job(job, CAIRN_STORE_LAYOUT, NULL, 0, on_saved, &why) != CAIRN_OK)
         cairn_log_error("job %s: where its re-sharding stands is not in the store: %s",
                         job->spec.name, why.text);
 }
 
 /* The weights are forgotten in the store, too. A job that is not in it any more has none there. */
-static void forget_weights(struct cairn_cluster_job *job)
+static void forget_weights(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) job->shards[i].weight = 0;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || !job->stored) return;
     save(job);
 }
 
-void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
-                               enum cairn_cluster_reshard_state state, const char *text)
+void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, const char *text)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     if (!r->running) return;
     cairn_log_info("job %s: its re-sharding %s: %s", job->spec.name,
                    state == CAIRN_RESHARD_DONE       ? "is done"
                    : state == CAIRN_RESHARD_CANCELED ? "was canceled"
                                                      : "has failed",
                    text);
-    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_RESHARD_ENDED, job->spec.name, NULL, "%s%s",
-                             state == CAIRN_RESHARD_DONE       ? ""
-                             : state == CAIRN_RESHARD_CANCELED ? "canceled: "
-                                                               : "failed: ",
-                             text);
-    cairn_cluster_reshard_unjoin(job);
+    coord_event_note(job->cluster, CAIRN_EVENT_RESHARD_ENDED, job->spec.name, NULL, "%s%s",
+                     state == CAIRN_RESHARD_DONE       ? ""
+                     : state == CAIRN_RESHARD_CANCELED ? "canceled: "
+                                                       : "failed: ",
+                     text);
+    coord_reshard_unjoin(job);
     free(r->joiners);
     cairn_layout_close(r->target);
     r->joiners = NULL;
@@ -72,17 +71,16 @@ void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
     r->running = r->canceled = r->publishing = r->is_refused = false;
     r->asking = NULL;
     r->told.state = state;
-    r->told.ended_ms = cairn_cluster_now_ms(job->cluster);
+    r->told.ended_ms = coord_now_ms(job->cluster);
     r->told.shards_after = job->seat_count;
     cairn_sentence_set(&r->told.text, "%s", text);
     forget_weights(job);
 }
 
 /* The end of a slice, for the run: OK, or why not. */
-static void reshard_slice_ended(struct cairn_cluster_job *job, cairn_status status,
-                                const char *text)
+static void reshard_slice_ended(struct coord_job *job, cairn_status status, const char *text)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     // It was none, and may be asked for again.
     if (status != CAIRN_OK && !r->back && r->told.slice > 0) r->told.slice--;
     if (status == CAIRN_OK) {
@@ -96,92 +94,90 @@ static void reshard_slice_ended(struct cairn_cluster_job *job, cairn_status stat
                job->shard_count == job->layout->shard_count) {
         cairn_sentence_set(&r->told.text, "%s", text); // again, when all are there
     } else if (status != CAIRN_ERR_CANCELED) {
-        cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, text);
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, text);
     }
-    cairn_cluster_cut_resume(job, false);
+    coord_cut_resume(job, false);
 }
 
 /* ---- the last steps ---- */
 
 /* A version that is leased is read where its layout has it. */
-static bool is_leased(const struct cairn_cluster_job *job)
+static bool is_leased(const struct coord_job *job)
 {
-    for (const struct cairn_cluster_kept *k = job->leases.kept; k != NULL; k = k->next)
+    for (const struct coord_kept *k = job->leases.kept; k != NULL; k = k->next)
         if (cairn_version_compare(k->version, job->layouts.at) <= 0) return true;
     return false;
 }
 
 /* The run that asked is the one that hears. */
-static struct cairn_cluster_gather *ask(struct cairn_cluster_job *job, const char *what,
-                                        cairn_cluster_job_gather_fn on_done)
+static struct coord_gather *ask(struct coord_job *job, const char *what,
+                                cairn_cluster_job_gather_fn on_done)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
-    r->serial = cairn_cluster_request_new(job->cluster);
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_done, &r->serial,
-                                                                        sizeof r->serial);
+    struct coord_reshard *r = &job->reshard;
+    r->serial = coord_request_new(job->cluster);
+    struct coord_gather *gather = coord_gather_open_job(job, on_done, &r->serial, sizeof r->serial);
     if (gather != NULL) r->asking = what;
     return gather;
 }
 
-static void on_republished(struct cairn_cluster_job *job, const void *about, cairn_status status,
+static void on_republished(struct coord_job *job, const void *about, cairn_status status,
                            const char *text)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
     r->asking = NULL;
     r->publishing = false;
     if (status == CAIRN_OK) {
-        cairn_cluster_layouts_published(job);
+        coord_layouts_published(job);
         save(job); // else a new coordinator names the layout before, which later members never had
-        cairn_cluster_leases_republished(job);
-        cairn_cluster_members_layout_changed(job);
+        coord_leases_republished(job);
+        coord_members_layout_changed(job);
     } else {
         cairn_sentence_set(&r->told.text, "publishing it in the new layout: %s",
                            cairn_sentence_brief(text, 600).text);
         r->is_refused = true;
     }
-    cairn_cluster_tiles_advance(job); // opens the gate
-    cairn_cluster_reshard_advance(job);
+    coord_tiles_advance(job); // opens the gate
+    coord_reshard_advance(job);
 }
 
 /* At rest nothing publishes the newest version in the layout in force but this. */
-static void republish(struct cairn_cluster_job *job)
+static void republish(struct coord_job *job)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     r->publishing = true;
-    cairn_cluster_tiles_advance(job); // shuts the gate
-    if (r->asking != NULL || cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY) return;
-    struct cairn_cluster_gather *gather = ask(job, "to publish it in the new layout",
-                                              on_republished);
+    coord_tiles_advance(job); // shuts the gate
+    if (r->asking != NULL || round_stage_of(job->core) != CAIRN_ROUND_STEADY) return;
+    struct coord_gather *gather = ask(job, "to publish it in the new layout", on_republished);
     if (gather == NULL) return; // with the next event, or tick
     Cairn__PartPublish message = CAIRN__PART_PUBLISH__INIT;
     message.job = job->id;
     message.layout = job->layout->version;
     CAIRN_EACH_SHARD (job, i) {
-        if (cairn_cluster_job_in_force(job, i))
-            (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PART_PUBLISH,
-                                            &message.base);
+        if (coord_job_in_force(job, i))
+            (void)coord_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PART_PUBLISH,
+                                    &message.base);
     }
-    cairn_cluster_gather_start(gather);
+    coord_gather_start(gather);
 }
 
 /* The newest version is to be had by the layout in force. False: not yet. */
-static bool is_published(struct cairn_cluster_job *job)
+static bool is_published(struct coord_job *job)
 {
-    if (!cairn_cluster_layouts_behind(job)) {
+    if (!coord_layouts_behind(job)) {
         const bool was_shut = job->reshard.publishing;
         job->reshard.publishing = false;
-        cairn_cluster_layouts_published(job);
-        if (was_shut) cairn_cluster_tiles_advance(job); // a round published it: opens the gate
+        coord_layouts_published(job);
+        if (was_shut) coord_tiles_advance(job); // a round published it: opens the gate
         return !was_shut; // the round that opens comes here by itself; else the next tick does
     }
-    if (cairn_cluster_pace_rests(job) || job->reshard.publishing) republish(job);
+    if (coord_pace_rests(job) || job->reshard.publishing) republish(job);
     return false;
 }
 
 /* Begins a slice without the shards that own nothing any more: they leave the job. True: that
  * slice has begun, or is waited for. */
-static bool leave(struct cairn_cluster_job *job)
+static bool leave(struct coord_job *job)
 {
     const uint32_t count = job->layout->shard_count;
     uint32_t leaving = 0;
@@ -195,7 +191,7 @@ static bool leave(struct cairn_cluster_job *job)
                            job->spec.name);
         return true;
     }
-    uint8_t *gone = cairn_cluster_holes(job, count);
+    uint8_t *gone = coord_holes(job, count);
     struct cairn_layout *next = NULL;
     if (gone == NULL || cairn_plan_job_widen(&job->spec, job->layout, count, &next) != CAIRN_OK) {
         free(gone);
@@ -208,7 +204,7 @@ static bool leave(struct cairn_cluster_job *job)
     return true;
 }
 
-static void finish(struct cairn_cluster_job *job)
+static void finish(struct coord_job *job)
 {
     const bool canceled = job->reshard.canceled;
     struct cairn_sentence text;
@@ -216,8 +212,7 @@ static void finish(struct cairn_cluster_job *job)
     if (leave(job)) return;
     cairn_sentence_set(&text, "%" PRIu64 " bytes have moved, over %" PRIu32 " shards now",
                        job->reshard.told.moved_bytes, job->seat_count);
-    cairn_cluster_reshard_end(job, canceled ? CAIRN_RESHARD_CANCELED : CAIRN_RESHARD_DONE,
-                              text.text);
+    coord_reshard_end(job, canceled ? CAIRN_RESHARD_CANCELED : CAIRN_RESHARD_DONE, text.text);
 }
 
 /* ---- the next step ---- */
@@ -225,35 +220,35 @@ static void finish(struct cairn_cluster_job *job)
 /* A layout that stands still, with all shards there and nothing that needs it so. While an epoch is on its
  * way to the store, nobody who joins hears of it: who has seen one that the store does not know of shows that
  * it is an older copy. */
-static bool may_step(const struct cairn_cluster_job *job)
+static bool may_step(const struct coord_job *job)
 {
-    const struct cairn_cluster_reshard *r = &job->reshard;
+    const struct coord_reshard *r = &job->reshard;
     if (!r->running || r->busy || r->is_refused || r->asking != NULL || r->move == NULL ||
         job->rounds.in_event || job->core == NULL || job->cluster->closing ||
         job->rounds.persist_waits || job->state != CAIRN_CLUSTER_JOB_RUNNING ||
-        !job->rounds.heard || cairn_move_stage_of(r->move) != CAIRN_MOVE_REST)
+        !job->rounds.heard || move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;
-    if (cairn_cluster_cut_holds_layout(job) || cairn_round_pin_pending(job->core) ||
+    if (coord_cut_holds_layout(job) || round_pin_pending(job->core) ||
         job->extension.body != NULL || job->amends.amending != NULL || job->park.shut ||
-        !cairn_cluster_job_shards_up(job))
+        !coord_job_shards_up(job))
         return false;
     for (uint32_t i = 0; i < r->joiner_count; i++)
-        if (!cairn_cluster_seat_obeys(r->joiners[i].seat)) return false;
-    const enum cairn_round_stage stage = cairn_round_stage_of(job->core);
+        if (!coord_seat_obeys(r->joiners[i].seat)) return false;
+    const enum round_stage stage = round_stage_of(job->core);
     return stage >= CAIRN_ROUND_STEADY && stage != CAIRN_ROUND_FAILED;
 }
 
 /* The run found in the store, or one whose job's tensors changed, plans from where the layout is. */
-static cairn_status plan_anew(struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status plan_anew(struct coord_job *job, struct cairn_sentence *why)
 {
-    struct cairn_cluster_reshard_wish wish;
-    struct cairn_cluster_reshard_target target;
-    cairn_status status = cairn_cluster_reshard_wish_of(job, &wish);
+    struct coord_reshard_wish wish;
+    struct coord_reshard_target target;
+    cairn_status status = coord_reshard_wish_of(job, &wish);
     if (status != CAIRN_OK) return cairn_fail(why, status, "the coordinator is out of memory");
-    status = cairn_cluster_reshard_plan(job, &wish, &target, why);
-    cairn_cluster_reshard_wish_release(&wish);
+    status = coord_reshard_plan(job, &wish, &target, why);
+    coord_reshard_wish_release(&wish);
     if (status != CAIRN_OK) return status;
-    struct cairn_cluster_reshard_told *told = &job->reshard.told;
+    struct coord_reshard_told *told = &job->reshard.told;
     job->reshard.target = target.layout;
     target.layout = NULL;
     told->least_bytes = told->moved_bytes + target.report->least_bytes;
@@ -261,18 +256,18 @@ static cairn_status plan_anew(struct cairn_cluster_job *job, struct cairn_senten
     told->slices = told->slice + target.slices;
     told->heaviest_after = target.report->heaviest_after;
     if (told->heaviest_before <= 0) told->heaviest_before = target.report->heaviest_before;
-    cairn_cluster_reshard_target_release(&target);
+    coord_reshard_target_release(&target);
     return CAIRN_OK;
 }
 
-static void slice(struct cairn_cluster_job *job)
+static void slice(struct coord_job *job)
 {
     struct cairn_layout *next;
     uint64_t bytes;
-    cairn_cluster_reshard_pace_slice(&job->reshard.pace);
-    const cairn_status status = cairn_cluster_reshard_slice(job, &next, &bytes);
+    coord_reshard_pace_slice(&job->reshard.pace);
+    const cairn_status status = coord_reshard_slice(job, &next, &bytes);
     if (status != CAIRN_OK) {
-        cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, cairn_status_text((int)status));
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, cairn_status_text((int)status));
         return;
     }
     const bool joins = job->shard_count > job->layout->shard_count;
@@ -280,7 +275,7 @@ static void slice(struct cairn_cluster_job *job)
         finish(job);
         return;
     }
-    uint8_t *gone = cairn_cluster_holes(job, job->shard_count);
+    uint8_t *gone = coord_holes(job, job->shard_count);
     if (next == NULL) // it joins, and gets nothing
         (void)!cairn_plan_job_widen(&job->spec, job->layout, job->shard_count, &next);
     if (gone == NULL || next == NULL) {
@@ -288,59 +283,59 @@ static void slice(struct cairn_cluster_job *job)
         cairn_layout_close(next);
         return; // with the next tick
     }
-    cairn_cluster_reshard_pace_cut(&job->reshard.pace, bytes);
+    coord_reshard_pace_cut(&job->reshard.pace, bytes);
     slice_begin(job, next, gone, bytes, false);
 }
 
-void cairn_cluster_reshard_note_step(struct cairn_cluster_job *job)
+void coord_reshard_note_step(struct coord_job *job)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     if (!r->running) return;
-    cairn_cluster_reshard_pace_step(&r->pace, job->pace.last_us);
+    coord_reshard_pace_step(&r->pace, job->pace.last_us);
     if (r->told.slice > 0 && job->pace.last_us > r->told.worst_us)
         r->told.worst_us = job->pace.last_us;
 }
 
-void cairn_cluster_reshard_advance(struct cairn_cluster_job *job)
+void coord_reshard_advance(struct coord_job *job)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     struct cairn_sentence why;
     if (!may_step(job)) return;
     if (r->canceled) {
-        if (job->shard_count > job->layout->shard_count) cairn_cluster_reshard_unjoin(job);
+        if (job->shard_count > job->layout->shard_count) coord_reshard_unjoin(job);
         finish(job);
     } else if (r->joiner_count > 0) {
-        cairn_cluster_reshard_join(job);
+        coord_reshard_join(job);
     } else if (r->target == NULL && plan_anew(job, &why) != CAIRN_OK) {
-        cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
     } else if (reshard_is_paced(job)) {
         slice(job);
     }
 }
 
-void cairn_cluster_reshard_tick(struct cairn_cluster_job *job)
+void coord_reshard_tick(struct coord_job *job)
 {
     job->reshard.is_refused = false;
-    cairn_cluster_reshard_advance(job);
+    coord_reshard_advance(job);
 }
 
 /* ---- the beginning ---- */
 
-static void on_begun(const struct cairn_cluster_saved *saved)
+static void on_begun(const struct coord_saved *saved)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
-    cairn_cluster_reshard_stored(saved);
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
+    coord_reshard_stored(saved);
     if (job == NULL || !job->reshard.running || job->reshard.serial != saved->number) return;
     job->reshard.asking = NULL;
     if (saved->status == CAIRN_OK)
-        cairn_cluster_reshard_advance(job);
+        coord_reshard_advance(job);
     else
-        cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, saved->why);
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, saved->why);
 }
 
-static bool take_wish(struct cairn_cluster_job *job, const struct cairn_cluster_reshard_wish *wish)
+static bool take_wish(struct coord_job *job, const struct coord_reshard_wish *wish)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     const uint32_t joiners = wish->count - job->shard_count;
     free(r->joiners); // of a job that came out of the store: empty
     r->joiners = calloc((size_t)joiners + 1, sizeof *r->joiners);
@@ -350,15 +345,15 @@ static bool take_wish(struct cairn_cluster_job *job, const struct cairn_cluster_
     CAIRN_EACH_SHARD (job, i) job->shards[i].weight = wish->shards[i].weight;
     r->running = true;
     r->canceled = false;
-    cairn_cluster_reshard_pace_begin(&r->pace, wish->pause, cairn_cluster_pace_median(&job->pace));
+    coord_reshard_pace_begin(&r->pace, wish->pause, coord_pace_median(&job->pace));
     return true;
 }
 
-static void note_begin(struct cairn_cluster_job *job, const struct cairn_cluster_reshard_wish *wish,
-                       const struct cairn_cluster_reshard_target *target)
+static void note_begin(struct coord_job *job, const struct coord_reshard_wish *wish,
+                       const struct coord_reshard_target *target)
 {
-    struct cairn_cluster_reshard_told *told = &job->reshard.told;
-    *told = (struct cairn_cluster_reshard_told) {
+    struct coord_reshard_told *told = &job->reshard.told;
+    *told = (struct coord_reshard_told) {
         .state = CAIRN_RESHARD_MOVING,
         .least_bytes = target->report->least_bytes,
         .all_bytes = target->report->moved_bytes,
@@ -366,47 +361,46 @@ static void note_begin(struct cairn_cluster_job *job, const struct cairn_cluster
         .heaviest_after = target->report->heaviest_after,
         .slices = target->slices,
         .shards_before = job->seat_count,
-        .begun_ms = cairn_cluster_now_ms(job->cluster),
-        .median_us = cairn_cluster_pace_median(&job->pace),
-        .shards_after = cairn_cluster_reshard_wish_owners(wish),
+        .begun_ms = coord_now_ms(job->cluster),
+        .median_us = coord_pace_median(&job->pace),
+        .shards_after = coord_reshard_wish_owners(wish),
     };
 }
 
-cairn_status cairn_cluster_reshard_begin(struct cairn_cluster_job *job,
-                                         const struct cairn_cluster_reshard_wish *wish,
-                                         struct cairn_sentence *why)
+cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_reshard_wish *wish,
+                                 struct cairn_sentence *why)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
-    struct cairn_cluster_reshard_target target;
+    struct coord_reshard *r = &job->reshard;
+    struct coord_reshard_target target;
     if (r->running)
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "a re-sharding of job %s is under way: ask again when it has ended "
                           "(`cairn reshard status %s`), or end it: `cairn reshard cancel %s`",
                           job->spec.name, job->spec.name, job->spec.name);
-    cairn_status status = cairn_cluster_reshard_plan(job, wish, &target, why);
+    cairn_status status = coord_reshard_plan(job, wish, &target, why);
     if (status != CAIRN_OK) return status;
     if (!take_wish(job, wish)) {
-        cairn_cluster_reshard_target_release(&target);
+        coord_reshard_target_release(&target);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     }
     note_begin(job, wish, &target);
     const uint32_t afresh = target.report->afresh_count;
     r->target = target.layout;
     target.layout = NULL;
-    cairn_cluster_reshard_target_release(&target);
+    coord_reshard_target_release(&target);
     r->asking = "the store's disk";
-    r->serial = cairn_cluster_request_new(job->cluster);
-    status = cairn_cluster_save_job(job, CAIRN_STORE_LAYOUT, NULL, r->serial, on_begun, why);
+    r->serial = coord_request_new(job->cluster);
+    status = coord_save_job(job, CAIRN_STORE_LAYOUT, NULL, r->serial, on_begun, why);
     if (status != CAIRN_OK) {
-        cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, why->text);
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, why->text);
         return status;
     }
     cairn_log_info("job %s: a re-sharding begins, over %" PRIu32 " shards: %" PRIu64
                    " bytes in %" PRIu32 " slices",
                    job->spec.name, r->told.shards_after, r->told.all_bytes, r->told.slices);
-    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_RESHARD, job->spec.name, NULL,
-                             "over %" PRIu32 " shards: %" PRIu64 " bytes in %" PRIu32 " slices",
-                             r->told.shards_after, r->told.all_bytes, r->told.slices);
+    coord_event_note(job->cluster, CAIRN_EVENT_RESHARD, job->spec.name, NULL,
+                     "over %" PRIu32 " shards: %" PRIu64 " bytes in %" PRIu32 " slices",
+                     r->told.shards_after, r->told.all_bytes, r->told.slices);
     if (afresh > 0)
         cairn_log_info("job %s: the least that levels the shards is %" PRIu64 " bytes; %" PRIu32
                        " tensors would lie in too many pieces then",
@@ -414,12 +408,12 @@ cairn_status cairn_cluster_reshard_begin(struct cairn_cluster_job *job,
     return CAIRN_OK;
 }
 
-void cairn_cluster_reshard_go_on(struct cairn_cluster_job *job)
+void coord_reshard_go_on(struct coord_job *job)
 {
     if (job->reshard.running) save(job);
 }
 
-cairn_status cairn_cluster_reshard_cancel(struct cairn_cluster_job *job, struct cairn_sentence *why)
+cairn_status coord_reshard_cancel(struct coord_job *job, struct cairn_sentence *why)
 {
     if (!job->reshard.running)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
@@ -427,28 +421,28 @@ cairn_status cairn_cluster_reshard_cancel(struct cairn_cluster_job *job, struct 
                           job->spec.name);
     job->reshard.canceled = true;
     slice_cancel(job);
-    cairn_cluster_reshard_advance(job);
+    coord_reshard_advance(job);
     return CAIRN_OK;
 }
 
 /* ---- with the core ---- */
 
-cairn_status cairn_cluster_reshard_open(struct cairn_cluster_job *job, bool unsettled)
+cairn_status coord_reshard_open(struct coord_job *job, bool unsettled)
 {
-    uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
-    const struct cairn_move_config config = { .shard_max = job->shard_room,
-                                              .shard_count = job->layout->shard_count,
-                                              .gone = gone,
-                                              .layout = job->layout->version,
-                                              .unsettled = unsettled };
-    void *memory = gone == NULL ? NULL : malloc(cairn_move_bytes(&config));
-    if (memory != NULL) job->reshard.move = cairn_move_init(memory, &config);
+    uint8_t *gone = coord_holes(job, job->layout->shard_count);
+    const struct move_config config = { .shard_max = job->shard_room,
+                                        .shard_count = job->layout->shard_count,
+                                        .gone = gone,
+                                        .layout = job->layout->version,
+                                        .unsettled = unsettled };
+    void *memory = gone == NULL ? NULL : malloc(move_bytes(&config));
+    if (memory != NULL) job->reshard.move = move_init(memory, &config);
     job->reshard.stage_since_us = uv_hrtime() / 1000;
     free(gone);
     return memory != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void cairn_cluster_reshard_close(struct cairn_cluster_job *job)
+void coord_reshard_close(struct coord_job *job)
 {
     free(job->reshard.move);
     job->reshard.move = NULL;
@@ -457,13 +451,13 @@ void cairn_cluster_reshard_close(struct cairn_cluster_job *job)
     cairn_layout_close(job->reshard.prior);
     cairn_layout_close(job->reshard.target); // of other tensors, perhaps
     job->reshard.prior = job->reshard.target = NULL;
-    cairn_cluster_layouts_drop_next(job);
+    coord_layouts_drop_next(job);
 }
 
-void cairn_cluster_reshard_release(struct cairn_cluster_job *job)
+void coord_reshard_release(struct coord_job *job)
 {
-    cairn_cluster_reshard_close(job);
-    cairn_cluster_layouts_release(job);
+    coord_reshard_close(job);
+    coord_layouts_release(job);
     free(job->reshard.joiners);
     job->reshard.joiners = NULL;
     job->reshard.joiner_count = 0;
@@ -475,9 +469,9 @@ void cairn_cluster_reshard_release(struct cairn_cluster_job *job)
  * reshard.h. */
 
 /* The next layout has that shard. */
-static bool has_next(const struct cairn_cluster_job *job, uint32_t shard)
+static bool has_next(const struct coord_job *job, uint32_t shard)
 {
-    const struct cairn_cluster_layouts *l = &job->layouts;
+    const struct coord_layouts *l = &job->layouts;
     return job->shards[shard].seat != NULL &&
            !cairn_is_hole(l->next_gone, l->next->shard_count, shard);
 }
@@ -498,7 +492,7 @@ static void movers_release(struct movers *movers)
 }
 
 /* Marks the shards to which something comes. */
-static bool mark_takers(const struct cairn_cluster_job *job, bool *takes)
+static bool mark_takers(const struct coord_job *job, bool *takes)
 {
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
     if (tensors == NULL) return false;
@@ -512,9 +506,9 @@ static bool mark_takers(const struct cairn_cluster_job *job, bool *takes)
     return true;
 }
 
-static void fill_mover(const struct cairn_cluster_job *job, uint32_t shard, Cairn__Mover *mover)
+static void fill_mover(const struct coord_job *job, uint32_t shard, Cairn__Mover *mover)
 {
-    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    const struct coord_seat *seat = job->shards[shard].seat;
     cairn__mover__init(mover);
     mover->shard = shard;
     // Drawn, not counted: a coordinator before this one may have given any.
@@ -526,7 +520,7 @@ static void fill_mover(const struct cairn_cluster_job *job, uint32_t shard, Cair
                                                     seat->fabric_address };
 }
 
-static bool movers_init(struct movers *movers, const struct cairn_cluster_job *job)
+static bool movers_init(struct movers *movers, const struct coord_job *job)
 {
     const uint32_t count = job->layouts.next->shard_count;
     bool *takes = calloc((size_t)count + 1, sizeof *takes);
@@ -546,8 +540,7 @@ static bool movers_init(struct movers *movers, const struct cairn_cluster_job *j
     return whole;
 }
 
-static void happened(struct cairn_cluster_job *job, struct cairn_move_event *event,
-                     const char *text);
+static void happened(struct coord_job *job, struct move_event *event, const char *text);
 
 /* A PartPrepare on its way. A slice that was taken back may have had the same number as the one after it. */
 struct preparing {
@@ -555,14 +548,14 @@ struct preparing {
     uint32_t shard, slice;
 };
 
-static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_status status,
+static void on_prepared(struct coord_job *job, const void *about, cairn_status status,
                         const char *text)
 {
     const struct preparing *preparing = about;
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_PREPARED,
-                                      .shard = preparing->shard,
-                                      .layout = preparing->layout,
-                                      .status = status };
+    struct move_event event = { .kind = CAIRN_MOVE_PREPARED,
+                                .shard = preparing->shard,
+                                .layout = preparing->layout,
+                                .status = status };
     // Its connection was lost: the machine hears of that by itself, or the slice is another one.
     if (status == CAIRN_ERR_CLOSED) event.status = CAIRN_ERR_UNREACHABLE;
     if (job->reshard.move != NULL && preparing->slice == job->reshard.slice_serial)
@@ -570,39 +563,38 @@ static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_
 }
 
 /* In the order of the shards, each by itself: which one refuses is known. */
-static void ask_shard(struct cairn_cluster_job *job, uint32_t shard, Cairn__PartPrepare *message)
+static void ask_shard(struct coord_job *job, uint32_t shard, Cairn__PartPrepare *message)
 {
-    struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    struct coord_seat *seat = job->shards[shard].seat;
     const struct preparing preparing = { message->layout, shard, job->reshard.slice_serial };
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(
-        job, on_prepared, &preparing, sizeof preparing);
+    struct coord_gather *gather = coord_gather_open_job(job, on_prepared, &preparing,
+                                                        sizeof preparing);
     if (gather == NULL) {
         on_prepared(job, &preparing, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         return;
     }
     message->shard_index = shard;
-    const uint32_t request = cairn_cluster_gather_send(gather, seat, CAIRN_MSG_PART_PREPARE,
-                                                       &message->base);
+    const uint32_t request = coord_gather_send(gather, seat, CAIRN_MSG_PART_PREPARE,
+                                               &message->base);
     if (request != 0)
-        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT,
-                                    job->layouts.next_packed);
-    cairn_cluster_gather_start(gather);
+        coord_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, job->layouts.next_packed);
+    coord_gather_start(gather);
 }
 
-static void prepare(struct cairn_cluster_job *job, uint64_t layout)
+static void prepare(struct coord_job *job, uint64_t layout)
 {
-    struct cairn_cluster_shard_infos infos;
+    struct coord_shard_infos infos;
     struct movers movers;
     Cairn__PartPrepare message = CAIRN__PART_PREPARE__INIT;
     const uint32_t count = job->layouts.next->shard_count;
-    const struct preparing first = { layout, cairn_cluster_job_shard_from(job, 0),
+    const struct preparing first = { layout, coord_job_shard_from(job, 0),
                                      job->reshard.slice_serial };
-    if (!cairn_cluster_shard_infos_init(&infos, job, count)) {
+    if (!coord_shard_infos_init(&infos, job, count)) {
         on_prepared(job, &first, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         return;
     }
     if (!movers_init(&movers, job)) {
-        cairn_cluster_shard_infos_release(&infos);
+        coord_shard_infos_release(&infos);
         on_prepared(job, &first, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         return;
     }
@@ -622,77 +614,75 @@ static void prepare(struct cairn_cluster_job *job, uint64_t layout)
         if (i < count && has_next(job, i)) ask_shard(job, i, &message);
     }
     movers_release(&movers);
-    cairn_cluster_shard_infos_release(&infos);
+    coord_shard_infos_release(&infos);
 }
 
 /* ---- what else is said ---- */
 
-static void unprepare_at(const struct cairn_cluster_job *job, uint32_t shard, uint64_t layout)
+static void unprepare_at(const struct coord_job *job, uint32_t shard, uint64_t layout)
 {
     Cairn__PartUnprepare message = CAIRN__PART_UNPREPARE__INIT;
     message.job = job->id;
     message.layout = layout;
-    cairn_cluster_session_send(job->shards[shard].seat->session, CAIRN_MSG_PART_UNPREPARE, 0,
-                               &message.base);
+    coord_session_send(job->shards[shard].seat->session, CAIRN_MSG_PART_UNPREPARE, 0,
+                       &message.base);
 }
 
-static void unprepare(const struct cairn_cluster_job *job, uint64_t layout)
+static void unprepare(const struct coord_job *job, uint64_t layout)
 {
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].up) unprepare_at(job, i, layout);
 }
 
-void cairn_cluster_slice_prepared(const struct cairn_cluster_job *job, uint32_t shard,
-                                  uint64_t layout)
+void coord_slice_prepared(const struct coord_job *job, uint32_t shard, uint64_t layout)
 {
     if (layout > job->layout->version &&
         (job->layouts.next == NULL || job->layouts.next->version != layout))
         unprepare_at(job, shard, layout);
 }
 
-static void settle(struct cairn_cluster_job *job, const struct cairn_move_action *action)
+static void settle(struct coord_job *job, const struct move_action *action)
 {
     Cairn__PartSettled message = CAIRN__PART_SETTLED__INIT;
     message.job = job->id;
     message.layout = action->layout;
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].up && (action->shard == CAIRN_MOVE_ALL || action->shard == i))
-            cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_PART_SETTLED, 0,
-                                       &message.base);
+            coord_session_send(job->shards[i].seat->session, CAIRN_MSG_PART_SETTLED, 0,
+                               &message.base);
 }
 
 /* layout 0: the pending one is forgotten. */
-static void cut_over(struct cairn_cluster_job *job, uint64_t layout, bool back)
+static void cut_over(struct coord_job *job, uint64_t layout, bool back)
 {
-    const struct cairn_cluster_layouts *l = &job->layouts;
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_LAYOUT,
-                                             .layout = layout,
-                                             .shard_count = l->next->shard_count,
-                                             .gone = l->next_gone,
-                                             .back = back,
-                                             .empty = back && job->reshard.lost_empty };
+    const struct coord_layouts *l = &job->layouts;
+    const struct round_event event = { .kind = CAIRN_ROUND_LAYOUT,
+                                       .layout = layout,
+                                       .shard_count = l->next->shard_count,
+                                       .gone = l->next_gone,
+                                       .back = back,
+                                       .empty = back && job->reshard.lost_empty };
     if (layout != 0 && job->rounds.epoch_reason.text[0] == '\0')
         cairn_sentence_set(&job->rounds.epoch_reason, "another layout comes into force");
-    cairn_cluster_job_event(job, &event);
+    coord_job_event(job, &event);
 }
 
 /* ---- the machine ---- */
 
-static void settle_without(struct cairn_cluster_job *job)
+static void settle_without(struct coord_job *job)
 {
-    const struct cairn_move_action all = { .layout = job->layout->version,
-                                           .shard = CAIRN_MOVE_ALL };
+    const struct move_action all = { .layout = job->layout->version, .shard = CAIRN_MOVE_ALL };
     settle(job, &all);
 }
 
 /* All but that shard have what they own in the layout in force, or own nothing. */
-static bool others_whole(const struct cairn_cluster_job *job, uint32_t shard)
+static bool others_whole(const struct coord_job *job, uint32_t shard)
 {
-    if (!cairn_cluster_layouts_behind(job)) return true; // a version was decided, or nothing moved
+    if (!coord_layouts_behind(job)) return true; // a version was decided, or nothing moved
     CAIRN_EACH_SHARD (job, i) {
         const bool lacks = job->shards[i].lost ? cairn_layout_owns(job->layout, i)
-                                               : !cairn_move_has_moved(job->reshard.move, i);
-        if (i != shard && cairn_cluster_job_in_force(job, i) && lacks) return false;
+                                               : !move_has_moved(job->reshard.move, i);
+        if (i != shard && coord_job_in_force(job, i) && lacks) return false;
     }
     return true;
 }
@@ -707,9 +697,9 @@ static bool is_owned_by_holes(const struct cairn_layout *layout, const uint8_t *
 
 /* Makes the shards that were lost holes. Nothing is to go to them any more, so the target is
  * dropped and planned anew. */
-static uint8_t *leave_out(struct cairn_cluster_job *job)
+static uint8_t *leave_out(struct coord_job *job)
 {
-    uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
+    uint8_t *gone = coord_holes(job, job->layout->shard_count);
     for (uint32_t i = 0; gone != NULL && i < job->layout->shard_count; i++) {
         if (!job->shards[i].lost) continue;
         gone[i / 8] = (uint8_t)(gone[i / 8] | 1u << i % 8);
@@ -722,7 +712,7 @@ static uint8_t *leave_out(struct cairn_cluster_job *job)
 
 /* The layout that the slice began with; the one in force where that is the same, or who was lost has nothing
  * in it and nobody lacks anything. NULL: there is none that the others have, or no memory. */
-static struct cairn_layout *layout_back(const struct cairn_cluster_job *job)
+static struct cairn_layout *layout_back(const struct coord_job *job)
 {
     struct cairn_layout *next = NULL;
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
@@ -742,9 +732,9 @@ static struct cairn_layout *layout_back(const struct cairn_cluster_job *job)
 }
 
 /* Leaves out who was lost, of which `lost` is the last. */
-static void go_back(struct cairn_cluster_job *job, uint32_t lost)
+static void go_back(struct coord_job *job, uint32_t lost)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     uint8_t *gone = leave_out(job);
     r->lost_empty = others_whole(job, lost) && !cairn_layout_owns(job->layout, lost);
     struct cairn_layout *next = gone == NULL ? NULL : layout_back(job);
@@ -759,14 +749,13 @@ static void go_back(struct cairn_cluster_job *job, uint32_t lost)
     free(gone);
     cairn_layout_close(next);
     CAIRN_EACH_SHARD (job, i) job->shards[i].lost = false; // it may be back with what it has
-    cairn_cluster_job_lose(job, true, "%s was lost while its share of the job came to it",
-                           job->shards[lost].seat->name);
+    coord_job_lose(job, true, "%s was lost while its share of the job came to it",
+                   job->shards[lost].seat->name);
 }
 
-static void ended(struct cairn_cluster_job *job, const struct cairn_move_action *action,
-                  const char *text)
+static void ended(struct coord_job *job, const struct move_action *action, const char *text)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     if (action->status == CAIRN_ERR_JOB_LOST) {
         go_back(job, action->shard);
         return;
@@ -775,13 +764,12 @@ static void ended(struct cairn_cluster_job *job, const struct cairn_move_action 
         cairn_layout_close(r->prior);
         r->prior = NULL;
     } else {
-        cairn_cluster_layouts_drop_next(job);
+        coord_layouts_drop_next(job);
     }
     reshard_slice_ended(job, action->status, text);
 }
 
-static void do_action(struct cairn_cluster_job *job, const struct cairn_move_action *action,
-                      const char *text)
+static void do_action(struct coord_job *job, const struct move_action *action, const char *text)
 {
     switch (action->kind) {
     case CAIRN_MOVE_PREPARE: prepare(job, action->layout); break;
@@ -793,24 +781,23 @@ static void do_action(struct cairn_cluster_job *job, const struct cairn_move_act
     }
 }
 
-static void count_stage(struct cairn_cluster_reshard *r, enum cairn_move_stage was)
+static void count_stage(struct coord_reshard *r, enum move_stage was)
 {
     const uint64_t now_us = uv_hrtime() / 1000;
-    if (cairn_move_stage_of(r->move) == was) return;
+    if (move_stage_of(r->move) == was) return;
     r->told.stage_us[was] += now_us - r->stage_since_us;
     r->stage_since_us = now_us;
 }
 
-static void happened(struct cairn_cluster_job *job, struct cairn_move_event *event,
-                     const char *text)
+static void happened(struct coord_job *job, struct move_event *event, const char *text)
 {
-    const enum cairn_move_stage was = cairn_move_stage_of(job->reshard.move);
-    struct cairn_move_action list[CAIRN_MOVE_ACTIONS_MAX];
-    struct cairn_move_actions actions = { list, 0, CAIRN_MOVE_ACTIONS_MAX };
+    const enum move_stage was = move_stage_of(job->reshard.move);
+    struct move_action list[CAIRN_MOVE_ACTIONS_MAX];
+    struct move_actions actions = { list, 0, CAIRN_MOVE_ACTIONS_MAX };
     const bool was_busy = job->reshard.busy;
     event->pending = job->core != NULL && job->layouts.next != NULL &&
-                     cairn_round_layout_pending(job->core) == job->layouts.next->version;
-    cairn_move_on_event(job->reshard.move, event, &actions);
+                     round_layout_pending(job->core) == job->layouts.next->version;
+    move_on_event(job->reshard.move, event, &actions);
     count_stage(&job->reshard, was);
     job->reshard.busy = true;
     for (size_t i = 0; i < actions.count; i++) do_action(job, &list[i], text);
@@ -818,10 +805,10 @@ static void happened(struct cairn_cluster_job *job, struct cairn_move_event *eve
 }
 
 /* Begins one, and takes `next`; gone: a bit for each of its holes, malloc'ed, taken too. */
-static void slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next, uint8_t *gone,
+static void slice_begin(struct coord_job *job, struct cairn_layout *next, uint8_t *gone,
                         uint64_t bytes, bool back)
 {
-    struct cairn_cluster_layouts *l = &job->layouts;
+    struct coord_layouts *l = &job->layouts;
     assert(!is_owned_by_holes(next, gone));
     struct cairn_packed *packed = cairn_packed_layout(next);
     if (packed == NULL) {
@@ -829,7 +816,7 @@ static void slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next
         free(gone);
         return; // with the next tick
     }
-    cairn_cluster_layouts_drop_next(job);
+    coord_layouts_drop_next(job);
     l->next = next;
     l->next_packed = packed;
     l->next_gone = gone;
@@ -838,65 +825,64 @@ static void slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next
     job->reshard.slice_serial++;
     job->reshard.back = back;
     if (!back) job->reshard.told.slice++;
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_BEGIN,
-                                      .layout = next->version,
-                                      .shard_count = next->shard_count,
-                                      .gone = gone,
-                                      .back = back };
+    struct move_event event = { .kind = CAIRN_MOVE_BEGIN,
+                                .layout = next->version,
+                                .shard_count = next->shard_count,
+                                .gone = gone,
+                                .back = back };
     happened(job, &event, "");
 }
 
-void cairn_cluster_slice_tick(struct cairn_cluster_job *job)
+void coord_slice_tick(struct coord_job *job)
 {
-    const struct cairn_cluster_reshard *r = &job->reshard;
+    const struct coord_reshard *r = &job->reshard;
     uint32_t lost = job->shard_count;
-    if (r->move == NULL || cairn_move_stage_of(r->move) != CAIRN_MOVE_LOST) return;
+    if (r->move == NULL || move_stage_of(r->move) != CAIRN_MOVE_LOST) return;
     CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].lost)
             lost = i;
-        else if (!job->shards[i].up && cairn_cluster_job_in_force(job, i))
+        else if (!job->shards[i].up && coord_job_in_force(job, i))
             return;
     }
     if (lost < job->shard_count) go_back(job, lost);
 }
 
-static void slice_cancel(struct cairn_cluster_job *job)
+static void slice_cancel(struct coord_job *job)
 {
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_CANCEL };
+    struct move_event event = { .kind = CAIRN_MOVE_CANCEL };
     if (job->reshard.move != NULL) happened(job, &event, "it was canceled");
 }
 
 /* ---- it is in force ---- */
 
 /* Who leaves the job keeps nothing of it. */
-static void drop_parts(struct cairn_cluster_job *job)
+static void drop_parts(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
         if (i >= job->layouts.next->shard_count || has_next(job, i)) continue;
         cairn_log_info("job %s: shard %s is not one of its shards any more", job->spec.name,
                        job->shards[i].seat->name);
-        cairn_cluster_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_LEFT, job->spec.name,
-                                       job->shards[i].seat->name,
-                                       "it has no part of the job any more");
-        cairn_cluster_job_send_drop(job->cluster, job->shards[i].seat, job->id);
+        coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_LEFT, job->spec.name,
+                               job->shards[i].seat->name, "it has no part of the job any more");
+        coord_job_send_drop(job->cluster, job->shards[i].seat, job->id);
     }
 }
 
-void cairn_cluster_slice_in_force(struct cairn_cluster_job *job)
+void coord_slice_in_force(struct coord_job *job)
 {
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_IN_FORCE,
-                                      .layout = cairn_round_layout(job->core) };
+    struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE,
+                                .layout = cairn_round_layout(job->core) };
     assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
-    cairn_cluster_groups_forget_told(job);
+    coord_groups_forget_told(job);
     drop_parts(job);
-    struct cairn_layout *was = cairn_cluster_layouts_take_next(job, cairn_round_version(job->core));
+    struct cairn_layout *was = coord_layouts_take_next(job, round_version(job->core));
     if (job->reshard.back && !job->reshard.lost_empty) {
         cairn_layout_close(was); // `prior` is where the slice began, and all is there again
     } else {
         cairn_layout_close(job->reshard.prior);
         job->reshard.prior = was;
     }
-    cairn_cluster_members_layout_changed(job);
+    coord_members_layout_changed(job);
     cairn_log_info("job %s: layout %" PRIu64 " is in force from epoch %" PRIu64, job->spec.name,
                    event.layout, job->epoch);
     happened(job, &event, "");
@@ -904,15 +890,14 @@ void cairn_cluster_slice_in_force(struct cairn_cluster_job *job)
 
 /* ---- from shards ---- */
 
-void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
-                               const Cairn__PartMoved *message)
+void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartMoved *message)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_MOVED,
-                                      .shard = shard,
-                                      .layout = message->layout };
+    struct coord_reshard *r = &job->reshard;
+    struct move_event event = { .kind = CAIRN_MOVE_MOVED,
+                                .shard = shard,
+                                .layout = message->layout };
     if (r->move == NULL) return;
-    if (message->us > 0 && message->bytes > 0 && cairn_move_waits_for(r->move, shard)) {
+    if (message->us > 0 && message->bytes > 0 && move_waits_for(r->move, shard)) {
         const double rate = (double)message->bytes / (double)message->us;
         // Faster ones count slowly: what the next slice may be goes by the slowest of late.
         r->rate = r->rate <= 0 || rate < r->rate ? rate : 0.75 * r->rate + 0.25 * rate;
@@ -920,39 +905,39 @@ void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
         if (message->us > r->came_us) r->came_us = message->us;
     }
     happened(job, &event, "");
-    cairn_cluster_reshard_advance(job);
+    coord_reshard_advance(job);
 }
 
 /* True if nothing is lost with the shard: it owns nothing, or it owned nothing before the slice
  * and what it got is not settled. */
-static bool is_fresh(const struct cairn_cluster_job *job, uint32_t shard)
+static bool is_fresh(const struct coord_job *job, uint32_t shard)
 {
     const struct cairn_layout *prior = job->reshard.prior;
-    if (job->reshard.move == NULL || !cairn_cluster_job_in_force(job, shard)) return false;
+    if (job->reshard.move == NULL || !coord_job_in_force(job, shard)) return false;
     // If nobody re-shards the job, the shard is a part like the others: on_shard_loss decides.
     if (!job->reshard.running && job->layout->version == 1) return false;
     const bool was_fresh = prior != NULL && !cairn_layout_owns(prior, shard);
     if (cairn_layout_owns(job->layout, shard))
-        return was_fresh && cairn_move_stage_of(job->reshard.move) != CAIRN_MOVE_REST;
+        return was_fresh && move_stage_of(job->reshard.move) != CAIRN_MOVE_REST;
     // The newest version may still be fetched from it, or it may be the only one that has what it
     // gave.
-    return !cairn_cluster_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));
+    return !coord_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));
 }
 
-void cairn_cluster_slice_shard_down(struct cairn_cluster_job *job, uint32_t shard)
+void coord_slice_shard_down(struct coord_job *job, uint32_t shard)
 {
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_SHARD_DOWN, .shard = shard };
+    struct move_event event = { .kind = CAIRN_MOVE_SHARD_DOWN, .shard = shard };
     struct cairn_sentence text;
     cairn_sentence_set(&text, "shard %s went away", job->shards[shard].seat->name);
     if (job->reshard.move != NULL) happened(job, &event, text.text);
     // It was to join, and a layout that has it is not on its way to the store.
     if (shard < job->shard_count && shard >= job->layout->shard_count && !job->layouts.storing)
-        cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, text.text);
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, text.text);
 }
 
-bool cairn_cluster_slice_shard_lost(struct cairn_cluster_job *job, uint32_t shard)
+bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)
 {
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_SHARD_LOST, .shard = shard };
+    struct move_event event = { .kind = CAIRN_MOVE_SHARD_LOST, .shard = shard };
     struct cairn_sentence text;
     if (!is_fresh(job, shard)) return false;
     job->shards[shard].lost = true;
@@ -961,11 +946,10 @@ bool cairn_cluster_slice_shard_lost(struct cairn_cluster_job *job, uint32_t shar
     return true;
 }
 
-bool cairn_cluster_slice_left_out(const struct cairn_cluster_job *job, uint32_t shard)
+bool coord_slice_left_out(const struct coord_job *job, uint32_t shard)
 {
-    const struct cairn_cluster_reshard *r = &job->reshard;
-    return job->shards[shard].lost && r->move != NULL &&
-           cairn_move_stage_of(r->move) != CAIRN_MOVE_REST;
+    const struct coord_reshard *r = &job->reshard;
+    return job->shards[shard].lost && r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST;
 }
 
 /* ==== reshard pace ==== */
@@ -991,20 +975,19 @@ static double pause_of(double asked)
     return asked > 0 ? asked : PAUSE_DEFAULT;
 }
 
-void cairn_cluster_reshard_pace_begin(struct cairn_cluster_reshard_pace *pace, double pause,
-                                      uint32_t median_us)
+void coord_reshard_pace_begin(struct coord_reshard_pace *pace, double pause, uint32_t median_us)
 {
-    *pace = (struct cairn_cluster_reshard_pace) { .pause = pause_of(pause),
-                                                  .usual_us = median_us,
-                                                  .most_bytes = SLICE_BYTES_FIRST };
+    *pace = (struct coord_reshard_pace) { .pause = pause_of(pause),
+                                          .usual_us = median_us,
+                                          .most_bytes = SLICE_BYTES_FIRST };
 }
 
-void cairn_cluster_reshard_pace_step(struct cairn_cluster_reshard_pace *pace, uint32_t us)
+void coord_reshard_pace_step(struct coord_reshard_pace *pace, uint32_t us)
 {
     if (us > pace->longest_us) pace->longest_us = us;
 }
 
-void cairn_cluster_reshard_pace_slice(struct cairn_cluster_reshard_pace *pace)
+void coord_reshard_pace_slice(struct coord_reshard_pace *pace)
 {
     const double longest = pace->longest_us, usual = pace->usual_us;
     pace->longest_us = 0;
@@ -1021,35 +1004,35 @@ void cairn_cluster_reshard_pace_slice(struct cairn_cluster_reshard_pace *pace)
 }
 
 /* A limit beyond what shards can take is none: many halves of it would change nothing. */
-void cairn_cluster_reshard_pace_cut(struct cairn_cluster_reshard_pace *pace, uint64_t bytes)
+void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes)
 {
     if (bytes >= SLICE_BYTES_FIRST && pace->most_bytes > bytes) pace->most_bytes = bytes;
 }
 
-uint64_t cairn_cluster_reshard_slice_most(const struct cairn_cluster_job *job)
+uint64_t coord_reshard_slice_most(const struct coord_job *job)
 {
-    const struct cairn_cluster_reshard *r = &job->reshard;
-    if (cairn_cluster_pace_rests(job)) return UINT64_MAX;
+    const struct coord_reshard *r = &job->reshard;
+    if (coord_pace_rests(job)) return UINT64_MAX;
     return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST; // as a run begins
 }
 
-double cairn_cluster_reshard_expected_s(const struct cairn_cluster_job *job,
-                                        const struct cairn_cluster_reshard_target *target)
+double coord_reshard_expected_s(const struct coord_job *job,
+                                const struct coord_reshard_target *target)
 {
-    const double rate = job->reshard.rate, median_us = cairn_cluster_pace_median(&job->pace);
-    if (!cairn_cluster_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
+    const double rate = job->reshard.rate, median_us = coord_pace_median(&job->pace);
+    if (!coord_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
     return rate > 0 ? (double)target->report->moved_bytes / rate * 1e-6 : 0;
 }
 
-double cairn_cluster_reshard_expected_pause_s(const struct cairn_cluster_job *job, double pause)
+double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
 {
-    if (cairn_cluster_pace_rests(job)) return 0; // nobody makes steps
-    return pause_of(pause) * cairn_cluster_pace_median(&job->pace) * 1e-6;
+    if (coord_pace_rests(job)) return 0; // nobody makes steps
+    return pause_of(pause) * coord_pace_median(&job->pace) * 1e-6;
 }
 
 /* A slice may begin: nobody trains, or a step was made in the layout in force. */
-static bool reshard_is_paced(const struct cairn_cluster_job *job)
+static bool reshard_is_paced(const struct coord_job *job)
 {
-    return cairn_cluster_pace_rests(job) ||
-           cairn_version_compare(cairn_cluster_job_version(job), job->layouts.at) > 0;
+    return coord_pace_rests(job) ||
+           cairn_version_compare(coord_job_version(job), job->layouts.at) > 0;
 }

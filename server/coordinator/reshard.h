@@ -19,23 +19,23 @@
 
 struct cairn_layout;
 struct cairn_reshard_report;
-struct cairn_cluster_saved;
+struct coord_saved;
 
 /* A shard of the job as it is to be, by what it gets in proportion; 0: all goes off it. */
-struct cairn_cluster_joiner {
-    struct cairn_cluster_seat *seat;
+struct coord_joiner {
+    struct coord_seat *seat;
     double weight;
 };
 
 /* The wish that a run is to fulfil: the shards, and their weights. */
-struct cairn_cluster_reshard_wish {
+struct coord_reshard_wish {
     /* [count]: one of each shard of the job, by index, then those that join; holes have no seat */
-    struct cairn_cluster_joiner *shards; /* owned */
+    struct coord_joiner *shards; /* owned */
     uint32_t count;
     double pause; /* a step may become longer by this part; 0: the default */
 };
 
-enum cairn_cluster_reshard_state {
+enum coord_reshard_state {
     CAIRN_RESHARD_NONE, /* no run was there since the coordinator started */
     CAIRN_RESHARD_MOVING,
     CAIRN_RESHARD_DONE,
@@ -44,14 +44,14 @@ enum cairn_cluster_reshard_state {
 };
 
 /* The state and the numbers of a run, as operators are told them. */
-struct cairn_cluster_reshard_told {
-    enum cairn_cluster_reshard_state state;
+struct coord_reshard_told {
+    enum coord_reshard_state state;
     struct cairn_sentence text; /* why it ended, or waits */
     uint64_t least_bytes, all_bytes, moved_bytes;
     double heaviest_before, heaviest_after;
     uint32_t slices, slice;
     uint32_t shards_before, shards_after;
-    uint64_t begun_ms, ended_ms;  /* cairn_cluster_now_ms */
+    uint64_t begun_ms, ended_ms;  /* coord_now_ms */
     uint32_t median_us, worst_us; /* steps before it, and the longest while it moved */
     /* of settled slices: what came to shards, and in how long to the slowest of each slice */
     uint64_t state_bytes, state_us;
@@ -60,7 +60,7 @@ struct cairn_cluster_reshard_told {
 
 /* How much longer slices may make the steps between which they come, and how long those steps
  * were. */
-struct cairn_cluster_reshard_pace {
+struct coord_reshard_pace {
     double pause;        /* a step may become longer by this part */
     uint32_t usual_us;   /* a step without slices; 0: not known */
     uint32_t longest_us; /* the longest step since the last slice began; 0: none was */
@@ -68,12 +68,11 @@ struct cairn_cluster_reshard_pace {
 };
 
 /* A job's re-sharding. */
-struct cairn_cluster_reshard {
+struct coord_reshard {
     bool running;  /* in the store, too */
     bool canceled; /* no further slice begins */
-    struct cairn_cluster_reshard_pace pace;
-    struct cairn_cluster_joiner
-        *joiners; /* owned: [joiner_count], of the indices behind shard_count */
+    struct coord_reshard_pace pace;
+    struct coord_joiner *joiners; /* owned: [joiner_count], of the indices behind shard_count */
     uint32_t joiner_count;
     struct cairn_layout *target; /* owned; NULL: it is to be planned */
     const char *asking;          /* static: what shards or the store are asked for; NULL: nothing */
@@ -94,147 +93,135 @@ struct cairn_cluster_reshard {
     bool back;                  /* that slice takes the one before it back */
     bool lost_empty; /* who was lost has nothing in the layout in force, and all others are whole */
     double rate;     /* bytes a microsecond of the slowest of the last slice; 0: not known */
-    struct cairn_cluster_reshard_told told;
+    struct coord_reshard_told told;
 };
 
 /* ---- the run ---- */
 
-/* Begins one. CAIRN_ERR_BUSY: there is one; else as cairn_cluster_reshard_plan. */
-cairn_status cairn_cluster_reshard_begin(struct cairn_cluster_job *job,
-                                         const struct cairn_cluster_reshard_wish *wish,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Begins one. CAIRN_ERR_BUSY: there is one; else as coord_reshard_plan. */
+cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_reshard_wish *wish,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The job's tensors are others now: a run that is under way goes on, and the store hears of it again. */
-void cairn_cluster_reshard_go_on(struct cairn_cluster_job *job);
+void coord_reshard_go_on(struct coord_job *job);
 /* No further slice begins. CAIRN_ERR_NOT_FOUND: nothing is under way. */
-cairn_status cairn_cluster_reshard_cancel(struct cairn_cluster_job *job,
-                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_reshard_cancel(struct coord_job *job,
+                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Ends the run in this state, and forgets what it had begun to prepare. */
-void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
-                               enum cairn_cluster_reshard_state state, const char *text);
+void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, const char *text);
 /* A step was made. */
-void cairn_cluster_reshard_note_step(struct cairn_cluster_job *job);
+void coord_reshard_note_step(struct coord_job *job);
 /* An event of the core is over. */
-void cairn_cluster_reshard_advance(struct cairn_cluster_job *job);
-void cairn_cluster_reshard_tick(struct cairn_cluster_job *job);
+void coord_reshard_advance(struct coord_job *job);
+void coord_reshard_tick(struct coord_job *job);
 /* With the core of the job: opened (CAIRN_ERR_NO_MEMORY), closed. `unsettled`: the job is of the store. */
-cairn_status cairn_cluster_reshard_open(struct cairn_cluster_job *job,
-                                        bool unsettled) CAIRN_MUST_CHECK;
-void cairn_cluster_reshard_close(struct cairn_cluster_job *job);
+cairn_status coord_reshard_open(struct coord_job *job, bool unsettled) CAIRN_MUST_CHECK;
+void coord_reshard_close(struct coord_job *job);
 /* The job is freed. */
-void cairn_cluster_reshard_release(struct cairn_cluster_job *job);
+void coord_reshard_release(struct coord_job *job);
 
 /* ---- the wish ---- */
 
-void cairn_cluster_reshard_wish_release(struct cairn_cluster_reshard_wish *wish);
+void coord_reshard_wish_release(struct coord_reshard_wish *wish);
 /* Shards that are to own something. */
-uint32_t cairn_cluster_reshard_wish_owners(const struct cairn_cluster_reshard_wish *wish);
+uint32_t coord_reshard_wish_owners(const struct coord_reshard_wish *wish);
 /* The wish that the job's run goes by. CAIRN_ERR_NO_MEMORY. */
-cairn_status
-cairn_cluster_reshard_wish_of(const struct cairn_cluster_job *job,
-                              struct cairn_cluster_reshard_wish *wish_out) CAIRN_MUST_CHECK;
+cairn_status coord_reshard_wish_of(const struct coord_job *job,
+                                   struct coord_reshard_wish *wish_out) CAIRN_MUST_CHECK;
 /* A wish that leaves everything where it is, but off those that leave; with room for every shard there is.
  * CAIRN_ERR_NO_MEMORY. */
-cairn_status
-cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *job,
-                                   struct cairn_cluster_reshard_wish *wish_out) CAIRN_MUST_CHECK;
+cairn_status coord_reshard_wish_present(const struct coord_job *job,
+                                        struct coord_reshard_wish *wish_out) CAIRN_MUST_CHECK;
 /* Adds every shard that is here and stays; of stage 0 one, if it has none. */
-void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
-                                    struct cairn_cluster_reshard_wish *wish);
+void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wish *wish);
 
 /* ---- the plan ---- */
 
-struct cairn_cluster_reshard_target {
+struct coord_reshard_target {
     struct cairn_layout *layout;         /* owned */
     struct cairn_reshard_report *report; /* owned */
     uint32_t slices;
 };
 /* NOT_READY, JOB_LOST, UNSUPPORTED, INVALID, NO_MEMORY (a shard has too little of it: with the numbers). */
-cairn_status cairn_cluster_reshard_plan(const struct cairn_cluster_job *job,
-                                        const struct cairn_cluster_reshard_wish *wish,
-                                        struct cairn_cluster_reshard_target *target_out,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_cluster_reshard_target_release(struct cairn_cluster_reshard_target *target);
+cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_reshard_wish *wish,
+                                struct coord_reshard_target *target_out,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void coord_reshard_target_release(struct coord_reshard_target *target);
 /* The next slice on the way to the target; *next_out NULL: it is reached. */
-cairn_status cairn_cluster_reshard_slice(const struct cairn_cluster_job *job,
-                                         struct cairn_layout **next_out,
-                                         uint64_t *bytes_out) CAIRN_MUST_CHECK;
+cairn_status coord_reshard_slice(const struct coord_job *job, struct cairn_layout **next_out,
+                                 uint64_t *bytes_out) CAIRN_MUST_CHECK;
 
 /* ---- the pace ---- */
 
 /* A run begins, with that pause (0: the default), after steps of that median (0: not known). */
-void cairn_cluster_reshard_pace_begin(struct cairn_cluster_reshard_pace *pace, double pause,
-                                      uint32_t median_us);
+void coord_reshard_pace_begin(struct coord_reshard_pace *pace, double pause, uint32_t median_us);
 /* A step was made. */
-void cairn_cluster_reshard_pace_step(struct cairn_cluster_reshard_pace *pace, uint32_t us);
+void coord_reshard_pace_step(struct coord_reshard_pace *pace, uint32_t us);
 /* A slice is to begin: what the steps took since the last one says how large it may be. */
-void cairn_cluster_reshard_pace_slice(struct cairn_cluster_reshard_pace *pace);
+void coord_reshard_pace_slice(struct coord_reshard_pace *pace);
 /* It brings so much to all shards together. */
-void cairn_cluster_reshard_pace_cut(struct cairn_cluster_reshard_pace *pace, uint64_t bytes);
+void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes);
 /* The most that a slice brings a shard now: as much as it can take, if nobody trains. */
-uint64_t cairn_cluster_reshard_slice_most(const struct cairn_cluster_job *job);
+uint64_t coord_reshard_slice_most(const struct coord_job *job);
 /* Seconds that a run to the target takes, and that a step of it is longer at most; 0: not known. While steps
  * are made a slice takes two of them; slices that grow make it shorter. */
-double cairn_cluster_reshard_expected_s(const struct cairn_cluster_job *job,
-                                        const struct cairn_cluster_reshard_target *target);
-double cairn_cluster_reshard_expected_pause_s(const struct cairn_cluster_job *job, double pause);
+double coord_reshard_expected_s(const struct coord_job *job,
+                                const struct coord_reshard_target *target);
+double coord_reshard_expected_pause_s(const struct coord_job *job, double pause);
 
 /* ---- shards that join ---- */
 
 /* At each tick: spreads jobs whose policy on_join asks for it over shards that came. */
-void cairn_cluster_reshard_spread(struct cairn_cluster *cluster);
+void coord_reshard_spread(struct coord *cluster);
 
 /* Gives the shards that join their parts; the run is advanced then. */
-void cairn_cluster_reshard_join(struct cairn_cluster_job *job);
+void coord_reshard_join(struct coord_job *job);
 /* Takes shards that have joined, but are in no layout in force, out of the job. */
-void cairn_cluster_reshard_unjoin(struct cairn_cluster_job *job);
+void coord_reshard_unjoin(struct coord_job *job);
 
 /* ---- the slice ---- */
 
 /* The core goes by the next layout. */
-void cairn_cluster_slice_in_force(struct cairn_cluster_job *job);
+void coord_slice_in_force(struct coord_job *job);
 /* A layout that is to go back is begun anew, if a shard that it needs was away. */
-void cairn_cluster_slice_tick(struct cairn_cluster_job *job);
-void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
-                               const Cairn__PartMoved *message);
+void coord_slice_tick(struct coord_job *job);
+void coord_slice_moved(struct coord_job *job, uint32_t shard, const Cairn__PartMoved *message);
 /* The shard's channel is gone; or it is back without what it had, or away for too long: true if it had
  * nothing before the slice, which is taken back. */
-void cairn_cluster_slice_shard_down(struct cairn_cluster_job *job, uint32_t shard);
-bool cairn_cluster_slice_shard_lost(struct cairn_cluster_job *job, uint32_t shard);
+void coord_slice_shard_down(struct coord_job *job, uint32_t shard);
+bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard);
 /* It was lost so, and has not been left out yet: nothing that it has counts any more. */
-bool cairn_cluster_slice_left_out(const struct cairn_cluster_job *job, uint32_t shard);
+bool coord_slice_left_out(const struct coord_job *job, uint32_t shard);
 /* The shard is back, and has that layout prepared: if nothing comes of it, it is to forget it. */
-void cairn_cluster_slice_prepared(const struct cairn_cluster_job *job, uint32_t shard,
-                                  uint64_t layout);
+void coord_slice_prepared(const struct coord_job *job, uint32_t shard, uint64_t layout);
 
 /* ---- asked ---- */
 
-void cairn_cluster_reshard_ask(struct cairn_cluster_session *session, uint32_t request,
-                               const Cairn__ReshardAsk *message);
+void coord_reshard_ask(struct coord_session *session, uint32_t request,
+                       const Cairn__ReshardAsk *message);
 /* The beginning of a run is in the store, or is not: who asked for it hears so. */
-void cairn_cluster_reshard_stored(const struct cairn_cluster_saved *saved);
-void cairn_cluster_reshard_forget(struct cairn_cluster *cluster,
-                                  const struct cairn_cluster_session *session);
-void cairn_cluster_reshard_asked_close(struct cairn_cluster *cluster);
+void coord_reshard_stored(const struct coord_saved *saved);
+void coord_reshard_forget(struct coord *cluster, const struct coord_session *session);
+void coord_reshard_asked_close(struct coord *cluster);
 /* "slice 3 of 12, 1234 of 5678 bytes"; empty: no run is under way. */
-void cairn_cluster_reshard_show(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+void coord_reshard_show(const struct coord_job *job, struct cairn_sentence *out);
 
 /* ==== amend ==== */
 
 /* Amendments of a job's spec: judged, made durable, told to the shards, answered. */
 
-struct cairn_cluster_waiter;
-struct cairn_cluster_amending;
+struct coord_waiter;
+struct coord_amending;
 
 /* A job's amendments. */
-struct cairn_cluster_amends {
+struct coord_amends {
     /* owned: what is on its way to the store; NULL: nothing is */
-    struct cairn_cluster_amending *amending;
-    struct cairn_cluster_waiter *waiters; /* admins, of the one amendment that is theirs */
-    uint64_t revision;                    /* of that amendment, once it is in the store; else 0 */
+    struct coord_amending *amending;
+    struct coord_waiter *waiters; /* admins, of the one amendment that is theirs */
+    uint64_t revision;            /* of that amendment, once it is in the store; else 0 */
 };
 
 /* A member's requests to amend its job. */
-struct cairn_cluster_amend_wait {
+struct coord_amend_wait {
     uint32_t request;
     /* of the request, once it is in the store: answered when all shards have it */
     uint64_t revision;
@@ -243,36 +230,33 @@ struct cairn_cluster_amend_wait {
 };
 
 /* Judges an amendment, and takes it when it is durable; then the member is answered. */
-void cairn_cluster_job_amend(struct cairn_cluster_member *member, uint32_t request,
-                             const Cairn__JobAmend *amend);
+void coord_job_amend(struct coord_member *member, uint32_t request, const Cairn__JobAmend *amend);
 /* The same, by an admin. */
-void cairn_cluster_job_amend_by_name(struct cairn_cluster_session *session, uint32_t request,
-                                     const Cairn__JobAmend *amend);
+void coord_job_amend_by_name(struct coord_session *session, uint32_t request,
+                             const Cairn__JobAmend *amend);
 /* The job is LOST: nobody waits for its shards to have the amendment. */
-void cairn_cluster_amenders_lost(struct cairn_cluster_job *job);
-void cairn_cluster_amenders_forget(struct cairn_cluster *cluster,
-                                   const struct cairn_cluster_session *session);
+void coord_amenders_lost(struct coord_job *job);
+void coord_amenders_forget(struct coord *cluster, const struct coord_session *session);
 /* With the job; NULL is fine. */
-void cairn_cluster_amending_free(struct cairn_cluster_amending *amending);
+void coord_amending_free(struct coord_amending *amending);
 
 /* ---- amend.c: what the shards know of the spec that is in the store ---- */
 
 /* Its generation is in the store, with this spec: to a shard that is up, if it does not know that yet. */
-void cairn_cluster_terms_tell(struct cairn_cluster_job *job, uint32_t shard, bool settled);
-void cairn_cluster_terms_tell_all(struct cairn_cluster_job *job);
+void coord_terms_tell(struct coord_job *job, uint32_t shard, bool settled);
+void coord_terms_tell_all(struct coord_job *job);
 /* The member's amendment, if it waits for one, is answered. */
-void cairn_cluster_amend_done(struct cairn_cluster_member *member, uint64_t revision);
-void cairn_cluster_amend_failed(struct cairn_cluster_member *member, cairn_status status,
-                                const char *text);
+void coord_amend_done(struct coord_member *member, uint64_t revision);
+void coord_amend_failed(struct coord_member *member, cairn_status status, const char *text);
 
 /* ==== extend ==== */
 
 /* A new generation of a job at the same step, with other tensors or terms. */
 
 /* A job's change to a new generation, if one is under way. */
-struct cairn_cluster_extension {
+struct coord_extension {
     /* owned: spec, layout, shards and generation as they will be; NULL: the tensors stay what they are */
-    struct cairn_cluster_job *body;
+    struct coord_job *body;
     bool making; /* the shards are at work: nobody joins */
     bool broken; /* one went away meanwhile, and may have dropped what it made */
 };
@@ -281,23 +265,22 @@ struct cairn_cluster_extension {
  * job->amends.waiters. The open round is void if it is `member`'s, whose amendment it is (NULL: an admin's),
  * too. CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY,
  * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_INVALID (too large): nothing was begun or taken. */
-cairn_status cairn_cluster_extend_begin(struct cairn_cluster_job *job,
-                                        struct cairn_cluster_member *member,
-                                        struct cairn_job_spec_data *next,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_extend_begin(struct coord_job *job, struct coord_member *member,
+                                struct cairn_job_spec_data *next,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* An event of the core is over: is this a step boundary? */
-void cairn_cluster_extend_advance(struct cairn_cluster_job *job);
+void coord_extend_advance(struct coord_job *job);
 /* The job is lost: nothing is made of it. */
-void cairn_cluster_extend_lost(struct cairn_cluster_job *job);
+void coord_extend_lost(struct coord_job *job);
 /* A shard of the job is gone. */
-void cairn_cluster_extend_shard_gone(struct cairn_cluster_job *job);
+void coord_extend_shard_gone(struct coord_job *job);
 /* The amendment with this key is under way. */
-bool cairn_cluster_extend_is(const struct cairn_cluster_job *job, uint64_t key);
+bool coord_extend_is(const struct coord_job *job, uint64_t key);
 /* The job is freed, or the extension given up. */
-void cairn_cluster_extension_release(struct cairn_cluster_job *job);
+void coord_extension_release(struct coord_job *job);
 /* JobSwitch: only the part of that generation stays on the shard. */
-void cairn_cluster_job_send_switch(const struct cairn_cluster_job *job,
-                                   const struct cairn_cluster_seat *seat, uint64_t generation);
+void coord_job_send_switch(const struct coord_job *job, const struct coord_seat *seat,
+                           uint64_t generation);
 
 /* ==== park ==== */
 
@@ -306,28 +289,26 @@ void cairn_cluster_job_send_switch(const struct cairn_cluster_job *job,
 
 /* A job's parking. It is not in the store: shards say whether their parts are parked, and a job
  * counts as parked if one part is. */
-struct cairn_cluster_park {
+struct coord_park {
     bool shut;          /* no round opens */
-    uint64_t opened_ms; /* cairn_cluster_now_ms: when it was open again, last; 0: it always was */
+    uint64_t opened_ms; /* coord_now_ms: when it was open again, last; 0: it always was */
     bool wanted;        /* that the parts are parked; shut, and not wanted: they are coming back */
     bool asking;        /* the shards are at work */
     bool settled;       /* all of them have said that it is so */
     bool undoes;        /* what was asked failed: the parts go back to what they were */
-    struct cairn_cluster_waiter *waiters; /* owned: who asked */
+    struct coord_waiter *waiters; /* owned: who asked */
 };
 
 /* Something of the job lies on a device. */
-bool cairn_cluster_job_has_device(const struct cairn_cluster_job *job);
-void cairn_cluster_job_park(struct cairn_cluster_session *session, uint32_t request,
-                            const Cairn__JobPark *message);
+bool coord_job_has_device(const struct coord_job *job);
+void coord_job_park(struct coord_session *session, uint32_t request, const Cairn__JobPark *message);
 /* An event of the core is over, or a tick: is this a step boundary? */
-void cairn_cluster_park_advance(struct cairn_cluster_job *job);
+void coord_park_advance(struct coord_job *job);
 /* A shard is back with its part. */
-void cairn_cluster_park_part(struct cairn_cluster_job *job, bool is_parked);
-void cairn_cluster_park_forget(struct cairn_cluster *cluster,
-                               const struct cairn_cluster_session *session);
+void coord_park_part(struct coord_job *job, bool is_parked);
+void coord_park_forget(struct coord *cluster, const struct coord_session *session);
 /* The job is freed, or lost. */
-void cairn_cluster_park_release(struct cairn_cluster_job *job);
+void coord_park_release(struct coord_job *job);
 
 /* ==== drain ==== */
 
@@ -336,25 +317,22 @@ void cairn_cluster_park_release(struct cairn_cluster_job *job);
 
 /* Drains a shard because an operator asks for it. Done is sent when the shard is drained or,
  * without `wait`, when the store has the wish. A coordinator that starts later goes on with it. */
-void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t request,
-                                const Cairn__MemberDrain *message);
+void coord_member_drain(struct coord_session *session, uint32_t request,
+                        const Cairn__MemberDrain *message);
 /* Drains a shard because it asks itself: it is being stopped. If it cannot be drained, or three
  * quarters of its time are over, its jobs are saved. */
-void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t request,
-                            const Cairn__DrainMe *message);
+void coord_drain_me(struct coord_session *session, uint32_t request, const Cairn__DrainMe *message);
 /* Loads the drains that the store has. CAIRN_ERR_NO_MEMORY, or an error of the store. */
-cairn_status cairn_cluster_drains_load(struct cairn_cluster *cluster,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_drains_load(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The next steps of all that leave. */
-void cairn_cluster_drains_tick(struct cairn_cluster *cluster);
-void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
-                                 const struct cairn_cluster_session *session);
+void coord_drains_tick(struct coord *cluster);
+void coord_drains_forget(struct coord *cluster, const struct coord_session *session);
 /* Shards with a part of the job that leave by an operator's word do not leave any more, nor goes anything of
  * other jobs off them. True: there was one. */
-bool cairn_cluster_drains_cancel(struct cairn_cluster_job *job);
+bool coord_drains_cancel(struct coord_job *job);
 /* The shard is here: does it leave? A process that was drained does still; another one of its name is new. */
-void cairn_cluster_drain_come(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
+void coord_drain_come(struct coord *cluster, struct coord_seat *seat);
 /* The shard is gone: it does not leave any more. */
-void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
+void coord_drain_gone(struct coord *cluster, struct coord_seat *seat);
 
 #endif

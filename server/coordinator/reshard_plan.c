@@ -19,16 +19,14 @@
 
 /* ---- may it be? ---- */
 
-static cairn_status reshard_wish_asked(const struct cairn_cluster_job *job,
-                                       const Cairn__ReshardAsk *ask,
-                                       struct cairn_cluster_reshard_wish *wish_out,
+static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn__ReshardAsk *ask,
+                                       struct coord_reshard_wish *wish_out,
                                        struct cairn_sentence *why);
 
-static cairn_status judge_stage_0(const struct cairn_cluster_job *job,
-                                  const struct cairn_cluster_reshard_wish *wish,
-                                  struct cairn_sentence *why)
+static cairn_status judge_stage_0(const struct coord_job *job,
+                                  const struct coord_reshard_wish *wish, struct cairn_sentence *why)
 {
-    const uint32_t owners = cairn_cluster_reshard_wish_owners(wish);
+    const uint32_t owners = coord_reshard_wish_owners(wish);
     if (job->spec.stage != 0 || owners == 1) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_INVALID,
                       "job %s has stage 0: one shard has all of its state, and it cannot be spread "
@@ -37,16 +35,16 @@ static cairn_status judge_stage_0(const struct cairn_cluster_job *job,
                       job->spec.name, owners);
 }
 
-static cairn_status judge(const struct cairn_cluster_job *job,
-                          const struct cairn_cluster_reshard_wish *wish, struct cairn_sentence *why)
+static cairn_status judge(const struct coord_job *job, const struct coord_reshard_wish *wish,
+                          struct cairn_sentence *why)
 {
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
                           job->loss.why.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized || job->core == NULL)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
-                          job->spec.name, cairn_cluster_job_state_name(job));
-    if (cairn_cluster_job_has_device(job) && job->spec.offload_fraction > 0)
+                          job->spec.name, coord_job_state_name(job));
+    if (coord_job_has_device(job) && job->spec.offload_fraction > 0)
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
                           "job %s has offload_fraction %g: what lies partly on devices cannot move "
                           "while it goes on: save it and restore it over the shards that it is to "
@@ -59,8 +57,7 @@ static cairn_status judge(const struct cairn_cluster_job *job,
                           "the most: start the coordinator again, or restore a snapshot of the job",
                           CAIRN_JOB_JOINS_MAX, job->spec.name);
     for (uint32_t i = 0; i < wish->count; i++) {
-        if (wish->shards[i].seat == NULL || cairn_cluster_seat_obeys(wish->shards[i].seat))
-            continue;
+        if (wish->shards[i].seat == NULL || coord_seat_obeys(wish->shards[i].seat)) continue;
         return cairn_fail(why, CAIRN_ERR_NOT_READY,
                           "shard %s is away: a re-sharding begins when all shards of it are here",
                           wish->shards[i].seat->name);
@@ -68,7 +65,7 @@ static cairn_status judge(const struct cairn_cluster_job *job,
     return judge_stage_0(job, wish, why);
 }
 
-static bool is_of(const Cairn__MemoryTold *told, const struct cairn_cluster_job *job)
+static bool is_of(const Cairn__MemoryTold *told, const struct coord_job *job)
 {
     return told->job == job->id;
 }
@@ -80,11 +77,11 @@ static uint64_t beside_state(const Cairn__MemoryTold *told)
 
 /* The memory that a joining shard will need beside its state: as much as the most that one of
  * the job's other shards has. */
-static uint64_t beside_state_max(const struct cairn_cluster_job *job)
+static uint64_t beside_state_max(const struct coord_job *job)
 {
     uint64_t most = 0;
     CAIRN_EACH_SHARD (job, s) {
-        const struct cairn_cluster_seat *seat = job->shards[s].seat;
+        const struct coord_seat *seat = job->shards[s].seat;
         for (size_t i = 0; seat != NULL && i < seat->memory_count; i++)
             if (is_of(&seat->memory[i], job) && beside_state(&seat->memory[i]) > most)
                 most = beside_state(&seat->memory[i]);
@@ -94,10 +91,10 @@ static uint64_t beside_state_max(const struct cairn_cluster_job *job)
 
 /* The bytes of its device that a shard may use for state of the job, if room for a slice stays
  * free; 0: it keeps none there. */
-static uint64_t device_capacity_of(const struct cairn_cluster_job *job,
-                                   const struct cairn_cluster_seat *seat, uint64_t slice_bytes)
+static uint64_t device_capacity_of(const struct coord_job *job, const struct coord_seat *seat,
+                                   uint64_t slice_bytes)
 {
-    const struct cairn_cluster_session *session = seat != NULL ? seat->session : NULL;
+    const struct coord_session *session = seat != NULL ? seat->session : NULL;
     if (session == NULL || session->home == NULL || session->home->total_bytes == 0 ||
         job->spec.offload_fraction > 0)
         return 0;
@@ -110,8 +107,8 @@ static uint64_t device_capacity_of(const struct cairn_cluster_job *job,
 /* The bytes of its memory that a shard may use for state of the job, if room for a slice stays
  * free; 0: not known. A shard that has just come has not yet said what is taken, so all of its
  * memory counts. */
-static uint64_t capacity_of(const struct cairn_cluster_job *job,
-                            const struct cairn_cluster_seat *seat, uint64_t slice_bytes)
+static uint64_t capacity_of(const struct coord_job *job, const struct coord_seat *seat,
+                            uint64_t slice_bytes)
 {
     uint64_t taken = slice_bytes;
     bool has_part = false;
@@ -132,7 +129,7 @@ static uint64_t capacity_of(const struct cairn_cluster_job *job,
 
 /* ---- the target ---- */
 
-static uint64_t bytes_of(const struct cairn_cluster_job *job)
+static uint64_t bytes_of(const struct coord_job *job)
 {
     uint64_t bytes = 0;
     for (size_t e = 0; e < job->layout->extent_count; e++)
@@ -141,7 +138,7 @@ static uint64_t bytes_of(const struct cairn_cluster_job *job)
 }
 
 /* A shard of it is being stopped, and ends in some seconds whatever has moved: no more than must moves. */
-static int is_in_haste(const struct cairn_cluster_reshard_wish *wish)
+static int is_in_haste(const struct coord_reshard_wish *wish)
 {
     for (uint32_t i = 0; i < wish->count; i++)
         if (wish->shards[i].seat != NULL && wish->shards[i].seat->drain.request != 0) return 1;
@@ -162,8 +159,8 @@ static void asked_release(struct asked *asked)
     free(asked->names);
 }
 
-static bool asked_init(struct asked *asked, const struct cairn_cluster_job *job,
-                       const struct cairn_cluster_reshard_wish *wish)
+static bool asked_init(struct asked *asked, const struct coord_job *job,
+                       const struct coord_reshard_wish *wish)
 {
     asked->weights = calloc((size_t)wish->count + 1, sizeof *asked->weights);
     asked->capacities = calloc((size_t)wish->count + 1, sizeof *asked->capacities);
@@ -175,7 +172,7 @@ static bool asked_init(struct asked *asked, const struct cairn_cluster_job *job,
     const uint64_t all = bytes_of(job);
     const uint64_t slice_bytes = all < SLICE_BYTES_MAX ? all : SLICE_BYTES_MAX;
     for (uint32_t i = 0; i < wish->count; i++) {
-        const struct cairn_cluster_seat *seat = wish->shards[i].seat;
+        const struct coord_seat *seat = wish->shards[i].seat;
         asked->weights[i] = seat != NULL ? wish->shards[i].weight : 0;
         asked->capacities[i] = capacity_of(job, seat, slice_bytes);
         asked->names[i] = seat != NULL ? seat->name : "";
@@ -184,7 +181,7 @@ static bool asked_init(struct asked *asked, const struct cairn_cluster_job *job,
 }
 
 /* The most that a slice takes or gives at each shard, in bytes; [shard_count], malloc'ed. NULL: no memory. */
-static uint64_t *limits_of(const struct cairn_cluster_job *job, uint32_t shard_count, uint64_t most)
+static uint64_t *limits_of(const struct coord_job *job, uint32_t shard_count, uint64_t most)
 {
     uint64_t *limits = calloc((size_t)shard_count + 1, sizeof *limits);
     if (limits == NULL) return NULL;
@@ -201,7 +198,7 @@ static uint64_t *limits_of(const struct cairn_cluster_job *job, uint32_t shard_c
 }
 
 /* The most that a slice brings any of them. */
-static uint64_t largest_slice(const struct cairn_cluster_job *job, uint32_t shard_count)
+static uint64_t largest_slice(const struct coord_job *job, uint32_t shard_count)
 {
     const uint64_t all = bytes_of(job);
     uint64_t *limits = limits_of(job, shard_count, all);
@@ -212,12 +209,10 @@ static uint64_t largest_slice(const struct cairn_cluster_job *job, uint32_t shar
     return largest;
 }
 
-static cairn_status count_slices(const struct cairn_cluster_job *job,
-                                 struct cairn_layout_tensor *tensors,
-                                 struct cairn_cluster_reshard_target *target)
+static cairn_status count_slices(const struct coord_job *job, struct cairn_layout_tensor *tensors,
+                                 struct coord_reshard_target *target)
 {
-    uint64_t *limits = limits_of(job, target->layout->shard_count,
-                                 cairn_cluster_reshard_slice_most(job));
+    uint64_t *limits = limits_of(job, target->layout->shard_count, coord_reshard_slice_most(job));
     struct cairn_slice_left left = { 0 };
     if (limits == NULL) return CAIRN_ERR_NO_MEMORY;
     const struct cairn_slice_request request = { .tensors = tensors,
@@ -232,7 +227,7 @@ static cairn_status count_slices(const struct cairn_cluster_job *job,
     return status;
 }
 
-void cairn_cluster_reshard_target_release(struct cairn_cluster_reshard_target *target)
+void coord_reshard_target_release(struct coord_reshard_target *target)
 {
     cairn_layout_close(target->layout);
     if (target->report != NULL) cairn_reshard_report_release(target->report);
@@ -241,13 +236,11 @@ void cairn_cluster_reshard_target_release(struct cairn_cluster_reshard_target *t
     target->report = NULL;
 }
 
-cairn_status cairn_cluster_reshard_plan(const struct cairn_cluster_job *job,
-                                        const struct cairn_cluster_reshard_wish *wish,
-                                        struct cairn_cluster_reshard_target *target_out,
-                                        struct cairn_sentence *why)
+cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_reshard_wish *wish,
+                                struct coord_reshard_target *target_out, struct cairn_sentence *why)
 {
     struct asked asked;
-    struct cairn_cluster_reshard_target target = { NULL, NULL, 0 };
+    struct coord_reshard_target target = { NULL, NULL, 0 };
     cairn_status status = judge(job, wish, why);
     if (status != CAIRN_OK) return status;
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
@@ -278,17 +271,17 @@ cairn_status cairn_cluster_reshard_plan(const struct cairn_cluster_job *job,
         *target_out = target;
         return CAIRN_OK;
     }
-    cairn_cluster_reshard_target_release(&target);
+    coord_reshard_target_release(&target);
     return cairn_fail(why, status, "job %s cannot be spread so: %s", job->spec.name,
                       reason.text[0] != '\0' ? reason.text : cairn_status_text((int)status));
 }
 
-cairn_status cairn_cluster_reshard_slice(const struct cairn_cluster_job *job,
-                                         struct cairn_layout **next_out, uint64_t *bytes_out)
+cairn_status coord_reshard_slice(const struct coord_job *job, struct cairn_layout **next_out,
+                                 uint64_t *bytes_out)
 {
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
     uint64_t *limits = limits_of(job, job->reshard.target->shard_count,
-                                 cairn_cluster_reshard_slice_most(job));
+                                 coord_reshard_slice_most(job));
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     *next_out = NULL;
     *bytes_out = 0;
@@ -323,15 +316,15 @@ struct view {
     uint32_t serial; /* of the run that begins with it, once that is in the store; 0: none */
 };
 
-static const char *state_name(enum cairn_cluster_reshard_state state)
+static const char *state_name(enum coord_reshard_state state)
 {
     static const char *const names[] = { "none", "moving", "done", "canceled", "failed" };
     return names[state];
 }
 
-void cairn_cluster_reshard_show(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+void coord_reshard_show(const struct coord_job *job, struct cairn_sentence *out)
 {
-    const struct cairn_cluster_reshard_told *told = &job->reshard.told;
+    const struct coord_reshard_told *told = &job->reshard.told;
     out->text[0] = '\0';
     if (!job->reshard.running) return;
     cairn_sentence_set(out, "slice %" PRIu32 " of %" PRIu32 ", %" PRIu64 " of %" PRIu64 " bytes%s",
@@ -340,19 +333,19 @@ void cairn_cluster_reshard_show(const struct cairn_cluster_job *job, struct cair
 }
 
 /* Says that the slice under way waits for this shard, if it does. */
-static void say_slice_waiting(const struct cairn_cluster_reshard *r, uint32_t shard,
-                              const char *name, struct cairn_sentence *out)
+static void say_slice_waiting(const struct coord_reshard *r, uint32_t shard, const char *name,
+                              struct cairn_sentence *out)
 {
-    if (r->move == NULL || !cairn_move_waits_for(r->move, shard)) return;
+    if (r->move == NULL || !move_waits_for(r->move, shard)) return;
     cairn_sentence_set(out, "it waits for shard %s%s", name,
-                       cairn_move_stage_of(r->move) == CAIRN_MOVE_PREPARING
+                       move_stage_of(r->move) == CAIRN_MOVE_PREPARING
                            ? " to make room for what comes"
                            : " to have all that it owns");
 }
 
-static void say_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+static void say_waiting(const struct coord_job *job, struct cairn_sentence *out)
 {
-    const struct cairn_cluster_reshard *r = &job->reshard;
+    const struct coord_reshard *r = &job->reshard;
     *out = r->told.text;
     if (!r->running) return;
     if (job->snapshots.cut != NULL)
@@ -362,7 +355,7 @@ static void say_waiting(const struct cairn_cluster_job *job, struct cairn_senten
     else if (r->asking != NULL)
         cairn_sentence_set(out, "it waits for %s", r->asking);
     for (uint32_t i = 0; i < r->joiner_count; i++)
-        if (!cairn_cluster_seat_obeys(r->joiners[i].seat))
+        if (!coord_seat_obeys(r->joiners[i].seat))
             cairn_sentence_set(out, "it waits for shard %s, which is not here",
                                r->joiners[i].seat->name);
     CAIRN_EACH_SHARD (job, i) {
@@ -373,18 +366,18 @@ static void say_waiting(const struct cairn_cluster_job *job, struct cairn_senten
 }
 
 /* Counts the shards that will hold the job after the run, without those lost since it began. */
-static uint32_t count_staying(const struct cairn_cluster_job *job)
+static uint32_t count_staying(const struct coord_job *job)
 {
-    const struct cairn_cluster_reshard *r = &job->reshard;
+    const struct coord_reshard *r = &job->reshard;
     uint32_t count = 0;
     CAIRN_EACH_SHARD (job, i) count += job->shards[i].weight > 0;
     for (uint32_t i = 0; i < r->joiner_count; i++) count += r->joiners[i].weight > 0;
     return count;
 }
 
-static void view_run(const struct cairn_cluster_job *job, struct view *view)
+static void view_run(const struct coord_job *job, struct view *view)
 {
-    const struct cairn_cluster_reshard_told *told = &job->reshard.told;
+    const struct coord_reshard_told *told = &job->reshard.told;
     Cairn__ReshardJob *out = &view->told;
     cairn__reshard_job__init(out);
     say_waiting(job, &view->text);
@@ -403,8 +396,7 @@ static void view_run(const struct cairn_cluster_job *job, struct view *view)
     out->shards_before = told->shards_before;
     out->shards_after = job->reshard.running ? count_staying(job) : told->shards_after;
     if (told->begun_ms != 0)
-        out->elapsed_ms = (job->reshard.running ? cairn_cluster_now_ms(job->cluster)
-                                                : told->ended_ms) -
+        out->elapsed_ms = (job->reshard.running ? coord_now_ms(job->cluster) : told->ended_ms) -
                           told->begun_ms;
     if (told->median_us > 0) out->worst_step = (double)told->worst_us / told->median_us;
     out->state_bytes = told->state_bytes;
@@ -412,12 +404,11 @@ static void view_run(const struct cairn_cluster_job *job, struct view *view)
     out->prepare_us = told->stage_us[CAIRN_MOVE_PREPARING];
     out->cut_us = told->stage_us[CAIRN_MOVE_CUTTING];
     out->move_us = told->stage_us[CAIRN_MOVE_MOVING];
-    out->rests = cairn_cluster_pace_rests(job);
+    out->rests = coord_pace_rests(job);
 }
 
-static bool view_plan(const struct cairn_cluster_job *job,
-                      const struct cairn_cluster_reshard_wish *wish,
-                      const struct cairn_cluster_reshard_target *target, struct view *view)
+static bool view_plan(const struct coord_job *job, const struct coord_reshard_wish *wish,
+                      const struct coord_reshard_target *target, struct view *view)
 {
     const struct cairn_reshard_report *report = target->report;
     Cairn__ReshardJob *out = &view->told;
@@ -447,15 +438,15 @@ static bool view_plan(const struct cairn_cluster_job *job,
     out->afresh = report->afresh_count;
     out->slices = target->slices;
     out->shards_before = job->seat_count;
-    out->shards_after = cairn_cluster_reshard_wish_owners(wish);
+    out->shards_after = coord_reshard_wish_owners(wish);
     out->worst_step = 0;
-    out->expected_s = cairn_cluster_reshard_expected_s(job, target);
-    out->expected_pause_s = cairn_cluster_reshard_expected_pause_s(job, wish->pause);
+    out->expected_s = coord_reshard_expected_s(job, target);
+    out->expected_pause_s = coord_reshard_expected_pause_s(job, wish->pause);
     return true;
 }
 
 /* Shows why a wish is refused. The run that the job may have under way is not shown with it. */
-static void view_refused(const struct cairn_cluster_job *job, const struct cairn_sentence *why,
+static void view_refused(const struct coord_job *job, const struct cairn_sentence *why,
                          struct view *view)
 {
     cairn__reshard_job__init(&view->told);
@@ -474,7 +465,7 @@ static void view_release(struct view *view)
 
 /* ---- one job ---- */
 
-static cairn_status judge_hash(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+static cairn_status judge_hash(const struct coord_job *job, const Cairn__ReshardAsk *ask,
                                struct cairn_sentence *why)
 {
     if (ask->layout_hash == 0 || ask->layout_hash == cairn_layout_number(job->layout))
@@ -484,46 +475,46 @@ static cairn_status judge_hash(const struct cairn_cluster_job *job, const Cairn_
                       job->spec.name);
 }
 
-static cairn_status plan(struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
-                         struct view *view, struct cairn_sentence *why)
+static cairn_status plan(struct coord_job *job, const Cairn__ReshardAsk *ask, struct view *view,
+                         struct cairn_sentence *why)
 {
-    struct cairn_cluster_reshard_wish wish;
-    struct cairn_cluster_reshard_target target;
+    struct coord_reshard_wish wish;
+    struct coord_reshard_target target;
     cairn_status status = reshard_wish_asked(job, ask, &wish, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_cluster_reshard_plan(job, &wish, &target, why);
+    status = coord_reshard_plan(job, &wish, &target, why);
     if (status == CAIRN_OK) {
         if (!view_plan(job, &wish, &target, view))
             status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-        cairn_cluster_reshard_target_release(&target);
+        coord_reshard_target_release(&target);
     }
-    cairn_cluster_reshard_wish_release(&wish);
+    coord_reshard_wish_release(&wish);
     return status;
 }
 
-static cairn_status apply(struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
-                          struct view *view, struct cairn_sentence *why)
+static cairn_status apply(struct coord_job *job, const Cairn__ReshardAsk *ask, struct view *view,
+                          struct cairn_sentence *why)
 {
-    struct cairn_cluster_reshard_wish wish;
+    struct coord_reshard_wish wish;
     cairn_status status = judge_hash(job, ask, why);
     if (status == CAIRN_OK) status = reshard_wish_asked(job, ask, &wish, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_cluster_reshard_begin(job, &wish, why);
-    cairn_cluster_reshard_wish_release(&wish);
+    status = coord_reshard_begin(job, &wish, why);
+    coord_reshard_wish_release(&wish);
     if (status == CAIRN_OK) view_run(job, view);
     if (status == CAIRN_OK) view->serial = job->reshard.serial;
     return status;
 }
 
 /* A drain, too, which would begin it again. */
-static cairn_status cancel(struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status cancel(struct coord_job *job, struct cairn_sentence *why)
 {
-    const bool was_drain = cairn_cluster_drains_cancel(job);
-    const cairn_status status = cairn_cluster_reshard_cancel(job, why);
+    const bool was_drain = coord_drains_cancel(job);
+    const cairn_status status = coord_reshard_cancel(job, why);
     return was_drain ? CAIRN_OK : status;
 }
 
-static cairn_status answer_job(struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+static cairn_status answer_job(struct coord_job *job, const Cairn__ReshardAsk *ask,
                                struct view *view, struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
@@ -544,25 +535,25 @@ static cairn_status answer_job(struct cairn_cluster_job *job, const Cairn__Resha
 
 /* Runs have begun, and who asked for them hears of it when the store has them: a coordinator that ends before
  * that forgets them. Writes end in their order, so the last one has them all. */
-struct cairn_cluster_reshard_asked {
-    struct cairn_cluster_reshard_asked *next; /* of the cluster's list */
-    struct cairn_cluster_waiter *waiter;
+struct coord_reshard_asked {
+    struct coord_reshard_asked *next; /* of the cluster's list */
+    struct coord_waiter *waiter;
     uint32_t first, last;   /* the runs, by their serials */
     ProtobufCMessage *told; /* owned */
     cairn_status status;    /* of the store */
     struct cairn_sentence why;
 };
 
-static void asked_free(struct cairn_cluster_reshard_asked *asked)
+static void asked_free(struct coord_reshard_asked *asked)
 {
-    cairn_cluster_waiters_release(&asked->waiter);
+    coord_waiters_release(&asked->waiter);
     if (asked->told != NULL) cairn_message_free(asked->told);
     free(asked);
 }
 
-void cairn_cluster_reshard_stored(const struct cairn_cluster_saved *saved)
+void coord_reshard_stored(const struct coord_saved *saved)
 {
-    struct cairn_cluster_reshard_asked **at = &saved->cluster->asked, *asked;
+    struct coord_reshard_asked **at = &saved->cluster->asked, *asked;
     while ((asked = *at) != NULL && (saved->number < asked->first || saved->number > asked->last))
         at = &asked->next;
     if (asked == NULL) return; // a run by policy, or of a drain
@@ -573,23 +564,22 @@ void cairn_cluster_reshard_stored(const struct cairn_cluster_saved *saved)
     if (saved->number != asked->last) return;
     *at = asked->next;
     if (asked->status == CAIRN_OK)
-        cairn_cluster_waiters_answer(&asked->waiter, CAIRN_MSG_RESHARD_TOLD, asked->told);
+        coord_waiters_answer(&asked->waiter, CAIRN_MSG_RESHARD_TOLD, asked->told);
     else
-        cairn_cluster_waiters_fail(&asked->waiter, asked->status, asked->why.text);
+        coord_waiters_fail(&asked->waiter, asked->status, asked->why.text);
     asked_free(asked);
 }
 
-void cairn_cluster_reshard_forget(struct cairn_cluster *cluster,
-                                  const struct cairn_cluster_session *session)
+void coord_reshard_forget(struct coord *cluster, const struct coord_session *session)
 {
-    for (struct cairn_cluster_reshard_asked *a = cluster->asked; a != NULL; a = a->next)
-        cairn_cluster_waiters_forget(&a->waiter, session);
+    for (struct coord_reshard_asked *a = cluster->asked; a != NULL; a = a->next)
+        coord_waiters_forget(&a->waiter, session);
 }
 
-void cairn_cluster_reshard_asked_close(struct cairn_cluster *cluster)
+void coord_reshard_asked_close(struct coord *cluster)
 {
     while (cluster->asked != NULL) {
-        struct cairn_cluster_reshard_asked *asked = cluster->asked;
+        struct coord_reshard_asked *asked = cluster->asked;
         cluster->asked = asked->next;
         asked_free(asked);
     }
@@ -606,15 +596,15 @@ static ProtobufCMessage *copy_told(const Cairn__ReshardTold *told)
     return copy;
 }
 
-static bool tell_later(struct cairn_cluster_session *session, uint32_t request,
+static bool tell_later(struct coord_session *session, uint32_t request,
                        const Cairn__ReshardTold *told, uint32_t first, uint32_t last)
 {
-    struct cairn_cluster_reshard_asked *asked = calloc(1, sizeof *asked);
+    struct coord_reshard_asked *asked = calloc(1, sizeof *asked);
     if (asked == NULL) return false;
     asked->first = first;
     asked->last = last;
     asked->told = copy_told(told);
-    if (asked->told == NULL || !cairn_cluster_waiters_add(&asked->waiter, session, request)) {
+    if (asked->told == NULL || !coord_waiters_add(&asked->waiter, session, request)) {
         asked_free(asked);
         return false;
     }
@@ -626,8 +616,8 @@ static bool tell_later(struct cairn_cluster_session *session, uint32_t request,
 /* ---- asked ---- */
 
 /* At once, or when the runs that begin with it are in the store. */
-static void answer(struct cairn_cluster_session *session, uint32_t request,
-                   Cairn__ReshardJob **list, const struct view *views, size_t count)
+static void answer(struct coord_session *session, uint32_t request, Cairn__ReshardJob **list,
+                   const struct view *views, size_t count)
 {
     Cairn__ReshardTold told = CAIRN__RESHARD_TOLD__INIT;
     uint32_t first = 0, last = 0;
@@ -639,25 +629,25 @@ static void answer(struct cairn_cluster_session *session, uint32_t request,
         last = views[i].serial;
     }
     if (last == 0)
-        cairn_cluster_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
+        coord_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
     else if (!tell_later(session, request, &told, first, last))
-        cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
-                                    "it begins, and too many requests wait on this connection to "
-                                    "say when it is in the store: `cairn reshard status`");
+        coord_session_error(session, request, CAIRN_ERR_BUSY,
+                            "it begins, and too many requests wait on this connection to "
+                            "say when it is in the store: `cairn reshard status`");
 }
 
 /* Answers a wish for all jobs; a job that refuses it is listed with the reason. */
-static void answer_all(struct cairn_cluster_session *session, uint32_t request,
+static void answer_all(struct coord_session *session, uint32_t request,
                        const Cairn__ReshardAsk *ask)
 {
     struct view *views = calloc(CAIRN_JOBS_MAX, sizeof *views);
     Cairn__ReshardJob **list = calloc(CAIRN_JOBS_MAX, sizeof *list);
-    struct cairn_cluster_job *next;
+    struct coord_job *next;
     size_t count = 0;
     if (views == NULL || list == NULL) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
     } else {
-        for (struct cairn_cluster_job *j = session->cluster->jobs; j != NULL; j = next) {
+        for (struct coord_job *j = session->cluster->jobs; j != NULL; j = next) {
             struct view *view = &views[count];
             struct cairn_sentence why;
             next = j->next;
@@ -671,10 +661,10 @@ static void answer_all(struct cairn_cluster_session *session, uint32_t request,
     free(list);
 }
 
-void cairn_cluster_reshard_ask(struct cairn_cluster_session *session, uint32_t request,
-                               const Cairn__ReshardAsk *ask)
+void coord_reshard_ask(struct coord_session *session, uint32_t request,
+                       const Cairn__ReshardAsk *ask)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, ask->job);
+    struct coord_job *job = coord_job_find(session->cluster, ask->job);
     struct cairn_sentence why;
     struct view view = { .pairs = NULL };
     if (ask->all || (ask->job[0] == '\0' && ask->op == CAIRN_RESHARD_STATUS)) {
@@ -691,7 +681,7 @@ void cairn_cluster_reshard_ask(struct cairn_cluster_session *session, uint32_t r
         Cairn__ReshardJob *one = &view.told;
         answer(session, request, &one, &view, 1);
     } else {
-        cairn_cluster_session_error(session, request, status, why.text);
+        coord_session_error(session, request, status, why.text);
     }
     view_release(&view);
 }
@@ -701,30 +691,29 @@ void cairn_cluster_reshard_ask(struct cairn_cluster_session *session, uint32_t r
 /* Makes the wish for a run: an operator's, the run's own, or all shards that are here. See
  * reshard.h. */
 
-void cairn_cluster_reshard_wish_release(struct cairn_cluster_reshard_wish *wish)
+void coord_reshard_wish_release(struct coord_reshard_wish *wish)
 {
     free(wish->shards);
     wish->shards = NULL;
     wish->count = 0;
 }
 
-cairn_status cairn_cluster_reshard_wish_of(const struct cairn_cluster_job *job,
-                                           struct cairn_cluster_reshard_wish *wish_out)
+cairn_status coord_reshard_wish_of(const struct coord_job *job, struct coord_reshard_wish *wish_out)
 {
-    const struct cairn_cluster_reshard *r = &job->reshard;
-    *wish_out = (struct cairn_cluster_reshard_wish) { .pause = r->pace.pause };
+    const struct coord_reshard *r = &job->reshard;
+    *wish_out = (struct coord_reshard_wish) { .pause = r->pace.pause };
     wish_out->shards = calloc((size_t)job->shard_count + r->joiner_count + 1,
                               sizeof *wish_out->shards);
     if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < job->shard_count; i++)
-        wish_out->shards[wish_out->count++] =
-            (struct cairn_cluster_joiner) { job->shards[i].seat, job->shards[i].weight };
+        wish_out->shards[wish_out->count++] = (struct coord_joiner) { job->shards[i].seat,
+                                                                      job->shards[i].weight };
     for (uint32_t i = 0; i < r->joiner_count; i++)
         wish_out->shards[wish_out->count++] = r->joiners[i];
     return CAIRN_OK;
 }
 
-uint32_t cairn_cluster_reshard_wish_owners(const struct cairn_cluster_reshard_wish *wish)
+uint32_t coord_reshard_wish_owners(const struct coord_reshard_wish *wish)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < wish->count; i++) count += wish->shards[i].weight > 0;
@@ -733,96 +722,91 @@ uint32_t cairn_cluster_reshard_wish_owners(const struct cairn_cluster_reshard_wi
 
 /* ---- of what there is ---- */
 
-static struct cairn_cluster_joiner *find(struct cairn_cluster_reshard_wish *wish,
-                                         const struct cairn_cluster_seat *seat)
+static struct coord_joiner *find(struct coord_reshard_wish *wish, const struct coord_seat *seat)
 {
     for (uint32_t i = 0; i < wish->count; i++)
         if (wish->shards[i].seat == seat) return &wish->shards[i];
     return NULL;
 }
 
-static bool is_named(char *const *names, size_t count, const struct cairn_cluster_seat *seat)
+static bool is_named(char *const *names, size_t count, const struct coord_seat *seat)
 {
     size_t i = 0;
     while (i < count && strcmp(names[i], seat->name) != 0) i++;
     return i < count;
 }
 
-static void add(struct cairn_cluster_reshard_wish *wish, struct cairn_cluster_seat *seat)
+static void add(struct coord_reshard_wish *wish, struct coord_seat *seat)
 {
-    struct cairn_cluster_joiner *there = find(wish, seat);
+    struct coord_joiner *there = find(wish, seat);
     if (there == NULL) there = &wish->shards[wish->count++];
-    *there = (struct cairn_cluster_joiner) { seat, 1 };
+    *there = (struct coord_joiner) { seat, 1 };
 }
 
-cairn_status cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *job,
-                                                struct cairn_cluster_reshard_wish *wish_out)
+cairn_status coord_reshard_wish_present(const struct coord_job *job,
+                                        struct coord_reshard_wish *wish_out)
 {
     size_t room = job->shard_count + 1;
-    for (const struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) room++;
-    *wish_out = (struct cairn_cluster_reshard_wish) { .shards = calloc(room,
-                                                                       sizeof *wish_out->shards) };
+    for (const struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next) room++;
+    *wish_out = (struct coord_reshard_wish) { .shards = calloc(room, sizeof *wish_out->shards) };
     if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < job->shard_count; i++) {
-        struct cairn_cluster_seat *seat = job->shards[i].seat;
-        const bool unfit = seat != NULL && cairn_cluster_seat_stays(seat) &&
-                           cairn_cluster_seat_unfit(seat) &&
-                           !cairn_cluster_seat_fits(seat, &job->spec);
+        struct coord_seat *seat = job->shards[i].seat;
+        const bool unfit = seat != NULL && coord_seat_stays(seat) && coord_seat_unfit(seat) &&
+                           !coord_seat_fits(seat, &job->spec);
         const bool goes = seat == NULL || seat->leaving || unfit;
         const double weight = goes ? 0 : 1;
-        wish_out->shards[wish_out->count++] = (struct cairn_cluster_joiner) { seat, weight };
+        wish_out->shards[wish_out->count++] = (struct coord_joiner) { seat, weight };
     }
     return CAIRN_OK;
 }
 
-void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
-                                    struct cairn_cluster_reshard_wish *wish)
+void coord_reshard_wish_all(const struct coord_job *job, struct coord_reshard_wish *wish)
 {
-    if (job->spec.stage == 0 && cairn_cluster_reshard_wish_owners(wish) > 0) return;
-    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next)
-        if (cairn_cluster_seat_fits(s, &job->spec) &&
-            (job->spec.stage != 0 || cairn_cluster_reshard_wish_owners(wish) == 0))
+    if (job->spec.stage == 0 && coord_reshard_wish_owners(wish) > 0) return;
+    for (struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next)
+        if (coord_seat_fits(s, &job->spec) &&
+            (job->spec.stage != 0 || coord_reshard_wish_owners(wish) == 0))
             add(wish, s);
 }
 
 /* ---- of what operators say ---- */
 
-static struct cairn_cluster_seat *seat_named(const struct cairn_cluster *cluster, const char *name,
-                                             struct cairn_sentence *why)
+static struct coord_seat *seat_named(const struct coord *cluster, const char *name,
+                                     struct cairn_sentence *why)
 {
-    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, name);
+    struct coord_seat *seat = coord_seat_find(cluster, name);
     if (seat == NULL)
         cairn_sentence_set(why, "there is no shard \"%.128s\"; `cairn cluster status` lists them",
                            name);
     return seat;
 }
 
-static const char *why_not(const struct cairn_cluster_seat *seat)
+static const char *why_not(const struct coord_seat *seat)
 {
     if (seat->leaving) return "is being drained";
-    if (!cairn_cluster_seat_stays(seat)) return "is not here";
-    return cairn_cluster_seat_apart(seat) ? CAIRN_SEAT_APART_TEXT
-                                          : "is unfit, since its device failed";
+    if (!coord_seat_stays(seat)) return "is not here";
+    return coord_seat_apart(seat) ? CAIRN_SEAT_APART_TEXT : "is unfit, since its device failed";
 }
 
-static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
-                               struct cairn_cluster_reshard_wish *wish, struct cairn_sentence *why)
+static cairn_status take_names(const struct coord_job *job, const Cairn__ReshardAsk *ask,
+                               struct coord_reshard_wish *wish, struct cairn_sentence *why)
 {
     for (size_t i = 0; i < ask->n_add; i++) {
-        struct cairn_cluster_seat *seat = seat_named(job->cluster, ask->add[i], why);
+        struct coord_seat *seat = seat_named(job->cluster, ask->add[i], why);
         if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
-        if (!cairn_cluster_seat_fits(seat, &job->spec))
+        if (!coord_seat_fits(seat, &job->spec))
             return cairn_fail(why, CAIRN_ERR_NOT_READY, "nothing can go to shard %s, which %s",
                               seat->name, why_not(seat));
         add(wish, seat);
     }
     for (size_t i = 0; i < ask->n_drain; i++) {
-        const struct cairn_cluster_seat *seat = seat_named(job->cluster, ask->drain[i], why);
+        const struct coord_seat *seat = seat_named(job->cluster, ask->drain[i], why);
         if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
         if (is_named(ask->add, ask->n_add, seat))
             return cairn_fail(why, CAIRN_ERR_INVALID,
                               "shard %s is to be added and drained: one of them", seat->name);
-        struct cairn_cluster_joiner *there = find(wish, seat);
+        struct coord_joiner *there = find(wish, seat);
         if (there == NULL && ask->all) continue;
         if (there == NULL)
             return cairn_fail(why, CAIRN_ERR_INVALID,
@@ -830,18 +814,18 @@ static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn_
                               job->spec.name, seat->name);
         there->weight = 0;
     }
-    if (cairn_cluster_reshard_wish_owners(wish) > 0) return CAIRN_OK;
+    if (coord_reshard_wish_owners(wish) > 0) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_INVALID,
                       "no shard would be left for job %s: add another one first", job->spec.name);
 }
 
 /* The last ones go, but for those that are added; the next ones by name come. */
-static cairn_status take_count(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
-                               struct cairn_cluster_reshard_wish *wish, struct cairn_sentence *why)
+static cairn_status take_count(const struct coord_job *job, const Cairn__ReshardAsk *ask,
+                               struct coord_reshard_wish *wish, struct cairn_sentence *why)
 {
-    uint32_t owners = cairn_cluster_reshard_wish_owners(wish), here = 0;
+    uint32_t owners = coord_reshard_wish_owners(wish), here = 0;
     for (uint32_t i = wish->count; i-- > 0 && owners > ask->shards;) {
-        struct cairn_cluster_joiner *shard = &wish->shards[i];
+        struct coord_joiner *shard = &wish->shards[i];
         if (shard->weight <= 0 || is_named(ask->add, ask->n_add, shard->seat)) continue;
         shard->weight = 0;
         owners--;
@@ -851,10 +835,10 @@ static cairn_status take_count(const struct cairn_cluster_job *job, const Cairn_
                           "%zu shards are to be added, and %" PRIu32
                           " are to have job %s in all: give a higher number",
                           ask->n_add, ask->shards, job->spec.name);
-    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
-        here += cairn_cluster_seat_fits(s, &job->spec);
-        const struct cairn_cluster_joiner *there = find(wish, s);
-        if (owners >= ask->shards || !cairn_cluster_seat_fits(s, &job->spec) ||
+    for (struct coord_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+        here += coord_seat_fits(s, &job->spec);
+        const struct coord_joiner *there = find(wish, s);
+        if (owners >= ask->shards || !coord_seat_fits(s, &job->spec) ||
             is_named(ask->drain, ask->n_drain, s) || (there != NULL && there->weight > 0))
             continue;
         add(wish, s);
@@ -867,9 +851,8 @@ static cairn_status take_count(const struct cairn_cluster_job *job, const Cairn_
                       job->spec.name, ask->shards, owners, here);
 }
 
-static cairn_status take_weights(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
-                                 struct cairn_cluster_reshard_wish *wish,
-                                 struct cairn_sentence *why)
+static cairn_status take_weights(const struct coord_job *job, const Cairn__ReshardAsk *ask,
+                                 struct coord_reshard_wish *wish, struct cairn_sentence *why)
 {
     for (size_t i = 0; i < ask->n_weights; i++) {
         const Cairn__ShardWeight *w = ask->weights[i];
@@ -878,9 +861,9 @@ static cairn_status take_weights(const struct cairn_cluster_job *job, const Cair
                               "the weight of shard %.128s is %g: give a number above 0, at most "
                               "1000000; --drain takes everything off a shard",
                               w->name, w->weight);
-        const struct cairn_cluster_seat *seat = seat_named(job->cluster, w->name, why);
+        const struct coord_seat *seat = seat_named(job->cluster, w->name, why);
         if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
-        struct cairn_cluster_joiner *there = find(wish, seat);
+        struct coord_joiner *there = find(wish, seat);
         if (there == NULL || there->weight <= 0)
             return cairn_fail(why, CAIRN_ERR_INVALID,
                               "shard %s has a weight, and job %s is not to be on it: add it, too",
@@ -892,23 +875,22 @@ static cairn_status take_weights(const struct cairn_cluster_job *job, const Cair
 
 /* Reads an operator's wish. CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND, CAIRN_ERR_NOT_READY and
  * CAIRN_ERR_NO_MEMORY, with what is wrong with the wish. */
-static cairn_status reshard_wish_asked(const struct cairn_cluster_job *job,
-                                       const Cairn__ReshardAsk *ask,
-                                       struct cairn_cluster_reshard_wish *wish_out,
+static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn__ReshardAsk *ask,
+                                       struct coord_reshard_wish *wish_out,
                                        struct cairn_sentence *why)
 {
     if (!isfinite(ask->pause) || ask->pause < 0 || ask->pause > 100)
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "a pause of %g: give a part of a step from 0 to 100, as 0.1", ask->pause);
-    cairn_status status = cairn_cluster_reshard_wish_present(job, wish_out);
+    cairn_status status = coord_reshard_wish_present(job, wish_out);
     if (status != CAIRN_OK) return cairn_fail(why, status, "the coordinator is out of memory");
     wish_out->pause = ask->pause;
     if (ask->shards == 0 && ask->n_add == 0 && ask->n_drain == 0)
-        cairn_cluster_reshard_wish_all(job, wish_out);
+        coord_reshard_wish_all(job, wish_out);
     status = take_names(job, ask, wish_out, why);
     if (status == CAIRN_OK && ask->shards > 0) status = take_count(job, ask, wish_out, why);
     if (status == CAIRN_OK) status = take_weights(job, ask, wish_out, why);
-    if (status != CAIRN_OK) cairn_cluster_reshard_wish_release(wish_out);
+    if (status != CAIRN_OK) coord_reshard_wish_release(wish_out);
     return status;
 }
 
@@ -918,36 +900,36 @@ static cairn_status reshard_wish_asked(const struct cairn_cluster_job *job,
  * next layout as the others do; and, if that is the policy, its share. See reshard.h. */
 
 /* They have their parts: from here on they are told what the others are told. */
-static void take_in(struct cairn_cluster_job *job)
+static void take_in(struct coord_job *job)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     const uint32_t first = job->shard_count;
     for (uint32_t i = 0; i < r->joiner_count; i++) {
-        struct cairn_cluster_seat *seat = r->joiners[i].seat;
-        cairn_cluster_job_set_seat(job, first + i, seat);
+        struct coord_seat *seat = r->joiners[i].seat;
+        coord_job_set_seat(job, first + i, seat);
         job->shards[first + i].weight = r->joiners[i].weight;
         job->shards[first + i].incarnation = seat->incarnation;
         job->shards[first + i].revision = job->spec.revision;
         job->shards[first + i].up = true;
-        (void)cairn_cluster_job_shard_moved(&job->shards[first + i]);
+        (void)coord_job_shard_moved(&job->shards[first + i]);
         cairn_log_info("job %s: shard %s joins", job->spec.name, seat->name);
-        cairn_cluster_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name,
-                                       seat->name, "it has a part of the job");
+        coord_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name, seat->name,
+                               "it has a part of the job");
     }
     r->joiner_count = 0;
     for (uint32_t i = first; i < job->shard_count; i++) {
-        const struct cairn_round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
-        cairn_cluster_terms_tell(job, i, false);
-        cairn_cluster_members_tell_shard(job, i);
-        cairn_cluster_job_event(job, &up);
+        const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
+        coord_terms_tell(job, i, false);
+        coord_members_tell_shard(job, i);
+        coord_job_event(job, &up);
     }
-    cairn_cluster_tiles_advance(job);
+    coord_tiles_advance(job);
 }
 
-static void on_joined(struct cairn_cluster_job *job, const void *about, cairn_status status,
+static void on_joined(struct coord_job *job, const void *about, cairn_status status,
                       const char *text)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     struct cairn_sentence why;
     if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
     r->asking = NULL;
@@ -959,15 +941,15 @@ static void on_joined(struct cairn_cluster_job *job, const void *about, cairn_st
             cairn_sentence_set(&why, "%s", text);
     if (status != CAIRN_OK) {
         if (text[0] != '\0') cairn_sentence_set(&why, "%s", text);
-        cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
         return;
     }
     take_in(job);
-    cairn_cluster_reshard_advance(job);
+    coord_reshard_advance(job);
 }
 
 /* The layout in force, over as many shards as there will be. NULL: no memory. */
-static struct cairn_packed *pack_wider(const struct cairn_cluster_job *job)
+static struct cairn_packed *pack_wider(const struct coord_job *job)
 {
     struct cairn_layout *wider;
     if (cairn_plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
@@ -979,90 +961,86 @@ static struct cairn_packed *pack_wider(const struct cairn_cluster_job *job)
     return packed;
 }
 
-static void ask_all(struct cairn_cluster_job *job, struct cairn_packed *layout,
-                    struct cairn_cluster_gather *gather)
+static void ask_all(struct coord_job *job, struct cairn_packed *layout, struct coord_gather *gather)
 {
-    struct cairn_decision last = *cairn_round_last(job->core); // schedule and loss scale
+    struct cairn_decision last = *round_last(job->core); // schedule and loss scale
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { job->generation, job->base_step };
-    const struct cairn_cluster_job_load load = { .joins = true,
-                                                 .version = last.version_after,
-                                                 .last = &last };
+    const struct coord_job_load load = { .joins = true,
+                                         .version = last.version_after,
+                                         .last = &last };
     for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
-        struct cairn_cluster_seat *seat = job->reshard.joiners[i].seat;
+        struct coord_seat *seat = job->reshard.joiners[i].seat;
         // Drop the part that an earlier run may have left on this shard: it is of no use.
-        cairn_cluster_job_send_drop(job->cluster, seat, job->id);
-        cairn_cluster_job_ask_create(job, &load, job->shard_count + i, seat, layout, gather);
+        coord_job_send_drop(job->cluster, seat, job->id);
+        coord_job_ask_create(job, &load, job->shard_count + i, seat, layout, gather);
     }
 }
 
-void cairn_cluster_reshard_join(struct cairn_cluster_job *job)
+void coord_reshard_join(struct coord_job *job)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     struct cairn_packed *layout = pack_wider(job);
-    r->serial = cairn_cluster_request_new(job->cluster);
-    struct cairn_cluster_gather *gather = layout == NULL
-                                              ? NULL
-                                              : cairn_cluster_gather_open_job(
-                                                    job, on_joined, &r->serial, sizeof r->serial);
+    r->serial = coord_request_new(job->cluster);
+    struct coord_gather *gather =
+        layout == NULL ? NULL : coord_gather_open_job(job, on_joined, &r->serial, sizeof r->serial);
     if (gather != NULL) {
         r->asking = "the shards that join, to make room";
         ask_all(job, layout, gather);
-        cairn_cluster_gather_start(gather);
+        coord_gather_start(gather);
     }
     cairn_packed_release(layout);
 }
 
-void cairn_cluster_reshard_unjoin(struct cairn_cluster_job *job)
+void coord_reshard_unjoin(struct coord_job *job)
 {
     const bool was_busy = job->reshard.busy;
     job->reshard.busy = true;
     while (job->shard_count > job->layout->shard_count && !job->layouts.storing) {
         const uint32_t shard = job->shard_count - 1;
-        const struct cairn_round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
-        struct cairn_cluster_seat *seat = job->shards[shard].seat;
+        const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
+        struct coord_seat *seat = job->shards[shard].seat;
         const bool was_up = job->shards[shard].up;
-        cairn_cluster_members_forget_shard(job, shard);
-        cairn_cluster_job_set_seat(job, shard, NULL);
+        coord_members_forget_shard(job, shard);
+        coord_job_set_seat(job, shard, NULL);
         job->shard_count = shard;
-        cairn_cluster_job_send_drop(job->cluster, seat, job->id);
-        if (was_up && job->core != NULL) cairn_cluster_job_event(job, &down);
+        coord_job_send_drop(job->cluster, seat, job->id);
+        if (was_up && job->core != NULL) coord_job_event(job, &down);
     }
-    cairn_cluster_tiles_advance(job);
-    cairn_cluster_members_attach(job);
+    coord_tiles_advance(job);
+    coord_members_attach(job);
     job->reshard.busy = was_busy;
 }
 
 /* ---- by policy ---- */
 
 /* Over all that are here, if the heaviest would be too much heavier than its share where nothing moves. */
-static cairn_status spread_if_uneven(struct cairn_cluster_job *job,
-                                     const struct cairn_cluster_reshard_wish *wish,
+static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_reshard_wish *wish,
                                      struct cairn_sentence *why)
 {
-    struct cairn_cluster_reshard_target target;
-    const cairn_status status = cairn_cluster_reshard_plan(job, wish, &target, why);
+    struct coord_reshard_target target;
+    const cairn_status status = coord_reshard_plan(job, wish, &target, why);
     if (status != CAIRN_OK) return status;
     const double above = (double)job->cluster->options->rebalance_above / 1000;
     const bool uneven = target.report->heaviest_before > above && target.report->moved_bytes > 0;
-    cairn_cluster_reshard_target_release(&target);
-    return uneven ? cairn_cluster_reshard_begin(job, wish, why) : CAIRN_OK;
+    coord_reshard_target_release(&target);
+    return uneven ? coord_reshard_begin(job, wish, why) : CAIRN_OK;
 }
 
 /* Once for the shards that came; what was refused, with each tick, and said once. */
-static void spread(struct cairn_cluster_job *job)
+static void spread(struct coord_job *job)
 {
-    struct cairn_cluster_reshard *r = &job->reshard;
+    struct coord_reshard *r = &job->reshard;
     const uint64_t seats = job->cluster->seats_taken;
-    struct cairn_cluster_reshard_wish wish;
+    struct coord_reshard_wish wish;
     struct cairn_sentence why;
-    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || r->running ||
-        !cairn_cluster_job_shards_up(job) || !job->rounds.heard || r->seats_seen == seats ||
-        cairn_cluster_reshard_wish_present(job, &wish) != CAIRN_OK)
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || r->running || !coord_job_shards_up(job) ||
+        !job->rounds.heard || r->seats_seen == seats ||
+        coord_reshard_wish_present(job, &wish) != CAIRN_OK)
         return;
-    cairn_cluster_reshard_wish_all(job, &wish);
+    coord_reshard_wish_all(job, &wish);
     const cairn_status status = spread_if_uneven(job, &wish, &why);
-    cairn_cluster_reshard_wish_release(&wish);
+    coord_reshard_wish_release(&wish);
     if (status == CAIRN_OK)
         r->seats_seen = seats;
     else if (r->seats_refused != seats)
@@ -1071,9 +1049,9 @@ static void spread(struct cairn_cluster_job *job)
     if (status != CAIRN_OK) r->seats_refused = seats;
 }
 
-void cairn_cluster_reshard_spread(struct cairn_cluster *cluster)
+void coord_reshard_spread(struct coord *cluster)
 {
     const char *policy = cluster->options->reshard;
     if (policy == NULL || strcmp(policy, "on_join") != 0) return;
-    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) spread(j);
+    for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) spread(j);
 }

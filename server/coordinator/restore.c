@@ -32,17 +32,17 @@
 
 #define TENSOR_BYTES 64 /* of a spec, about */
 
-static void restore_answer(struct cairn_cluster_restore *restore);
-static void restore_prove_loaded(struct cairn_cluster_work *work);
-static const char *restore_job_name(const struct cairn_cluster_restore *restore);
-static void restore_warn(const struct cairn_cluster_restore *restore);
-static void restore_prove(struct cairn_cluster_work *work);
-static void restore_check(struct cairn_cluster_work *work);
-static bool restore_fall_back(struct cairn_cluster_restore *restore);
-static void restore_prove_files(struct cairn_cluster_work *work);
-static void restore_find_latest(struct cairn_cluster_restore *restore);
+static void restore_answer(struct coord_restore *restore);
+static void restore_prove_loaded(struct coord_work *work);
+static const char *restore_job_name(const struct coord_restore *restore);
+static void restore_warn(const struct coord_restore *restore);
+static void restore_prove(struct coord_work *work);
+static void restore_check(struct coord_work *work);
+static bool restore_fall_back(struct coord_restore *restore);
+static void restore_prove_files(struct coord_work *work);
+static void restore_find_latest(struct coord_restore *restore);
 
-static void tell_ended(struct cairn_cluster_restore *restore, cairn_status status, const char *text)
+static void tell_ended(struct coord_restore *restore, cairn_status status, const char *text)
 {
     const cairn_cluster_restored_fn ended = restore->latest.ended;
     restore->latest.ended = NULL;
@@ -50,19 +50,19 @@ static void tell_ended(struct cairn_cluster_restore *restore, cairn_status statu
 }
 
 /* Who began it without an admin hears that it was given up, unless that one was told of its end. */
-static void restore_free(struct cairn_cluster_restore *restore)
+static void restore_free(struct coord_restore *restore)
 {
     tell_ended(restore, CAIRN_ERR_NOT_READY, "its restore was given up");
-    struct cairn_cluster_restore **at = &restore->cluster->restores;
+    struct coord_restore **at = &restore->cluster->restores;
     while (*at != NULL && *at != restore) at = &(*at)->next;
     if (*at == restore) *at = restore->next;
-    cairn_cluster_waiters_release(&restore->waiter);
+    coord_waiters_release(&restore->waiter);
     cairn__snapshot_restore__free_unpacked(restore->settings, NULL);
     cairn_spec_release(&restore->spec);
     cairn_manifest_release(&restore->manifest);
-    cairn_cluster_digests_release(&restore->digests);
-    cairn_cluster_draft_close(&restore->draft);
-    cairn_cluster_verdicts_free(restore->verdicts);
+    coord_digests_release(&restore->digests);
+    coord_draft_close(&restore->draft);
+    coord_verdicts_free(restore->verdicts);
     free(restore->parts);
     free(restore->folder);
     free(restore->asked);
@@ -70,8 +70,7 @@ static void restore_free(struct cairn_cluster_restore *restore)
     free(restore);
 }
 
-static void end_restore(struct cairn_cluster_restore *restore, cairn_status status,
-                        const char *text)
+static void end_restore(struct coord_restore *restore, cairn_status status, const char *text)
 {
     if (status != CAIRN_OK) {
         if (!restore->latest.none_found) // who began it says so
@@ -80,61 +79,60 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
         struct cairn_sentence said;
         const bool may_fall_back = restore->is_stored && !restore->fallback &&
                                    restore->latest.passed.text[0] == '\0' && // else it was said
-                                   restore->checked && cairn_cluster_restore_is_damage(status);
+                                   restore->checked && coord_restore_is_damage(status);
         cairn_sentence_set(&said, "%s%s", text,
                            may_fall_back ? "; --fallback takes the newest good one that is older"
                                          : "");
-        cairn_cluster_waiters_fail(&restore->waiter, status, said.text);
+        coord_waiters_fail(&restore->waiter, status, said.text);
     } else {
         cairn_log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
                        restore->manifest.spec.name, restore->folder, restore->manifest.step,
                        restore->generation);
         const char *passed = restore->latest.passed.text;
-        cairn_cluster_event_note(restore->cluster, CAIRN_EVENT_RESTORED,
-                                 restore->manifest.spec.name, NULL,
-                                 "from %s at step %" PRIu64 " as generation %" PRIu64 "%s%.600s",
-                                 restore->folder, restore->manifest.step, restore->generation,
-                                 passed[0] != '\0' ? "; passed over: " : "", passed);
-        if (restore->is_stored) cairn_cluster_restore_passed_over(restore, &restore->latest.passed);
+        coord_event_note(restore->cluster, CAIRN_EVENT_RESTORED, restore->manifest.spec.name, NULL,
+                         "from %s at step %" PRIu64 " as generation %" PRIu64 "%s%.600s",
+                         restore->folder, restore->manifest.step, restore->generation,
+                         passed[0] != '\0' ? "; passed over: " : "", passed);
+        if (restore->is_stored) coord_restore_passed_over(restore, &restore->latest.passed);
         restore_answer(restore);
     }
     tell_ended(restore, status, text);
-    struct cairn_cluster *cluster = restore->cluster;
+    struct coord *cluster = restore->cluster;
     restore_free(restore);
-    cairn_cluster_openings_advance(cluster);
+    coord_openings_advance(cluster);
 }
 
 /* ---- loaded and stored, on the loop ---- */
 
 /* The job has no part any more that could come back. With on_shard_loss its restore is tried again, also
  * where an operator or a worker asked for it: unless the snapshot is to blame, of which they are told. */
-static void note_begun(const struct cairn_cluster_restore *restore, struct cairn_cluster_job *job,
+static void note_begun(const struct coord_restore *restore, struct coord_job *job,
                        cairn_status status)
 {
-    struct cairn_cluster_recovery *r = &job->loss.recovery;
+    struct coord_recovery *r = &job->loss.recovery;
     if (restore->latest.of_job != 0) return; // its recovery judges by itself
-    r->begun = restore->is_its_own && !cairn_cluster_restore_is_damage(status);
+    r->begun = restore->is_its_own && !coord_restore_is_damage(status);
     r->unseen = restore->unseen;
 }
 
-static void end_load(struct cairn_cluster_restore *restore, struct cairn_cluster_job *job,
-                     cairn_status status, const char *text)
+static void end_load(struct coord_restore *restore, struct coord_job *job, cairn_status status,
+                     const char *text)
 {
     job->restoring = false;
     if (status != CAIRN_OK && job->reserved.generation != 0) {
         note_begun(restore, job, status);
-        cairn_cluster_job_lose(job, false, "restoring %s failed (%s)", restore->folder, text);
+        coord_job_lose(job, false, "restoring %s failed (%s)", restore->folder, text);
     } else if (status != CAIRN_OK) { // there was none before
-        cairn_cluster_job_drop(job);
+        coord_job_drop(job);
     }
     end_restore(restore, status, text);
 }
 
 /* Durable: it is the job, if its shards are still the same. */
-static void on_stored(const struct cairn_cluster_saved *saved)
+static void on_stored(const struct coord_saved *saved)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
-    struct cairn_cluster_restore *restore = saved->cluster->restores;
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
+    struct coord_restore *restore = saved->cluster->restores;
     struct cairn_sentence why;
     while (restore != NULL && restore->job_id != saved->job) restore = restore->next;
     if (restore == NULL) return;
@@ -144,62 +142,61 @@ static void on_stored(const struct cairn_cluster_saved *saved)
     }
     cairn_status status = saved->status;
     cairn_sentence_set(&why, "%s", saved->why);
-    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
     if (status == CAIRN_OK) {
         job->state = CAIRN_CLUSTER_JOB_RUNNING;
         cairn_sentence_set(&job->rounds.epoch_reason, "the job was restored");
-        status = cairn_cluster_job_core_open(job, &why);
+        status = coord_job_core_open(job, &why);
     }
-    if (status == CAIRN_OK) cairn_cluster_terms_tell_all(job);
+    if (status == CAIRN_OK) coord_terms_tell_all(job);
     end_load(restore, job, status, why.text);
 }
 
 /* All shards have made their part, and it was proven; or not. */
-static void on_loaded(struct cairn_cluster_restore *restore, cairn_status status, const char *text)
+static void on_loaded(struct coord_restore *restore, cairn_status status, const char *text)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster, restore->job_id);
+    struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
     struct cairn_sentence why;
     if (restore->cluster->closing || job == NULL) {
         restore_free(restore);
         return;
     }
     cairn_sentence_set(&why, "%s", text);
-    if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
+    if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
     if (status == CAIRN_OK) {
         job->initialized = true;
-        status = cairn_cluster_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
+        status = coord_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
     }
     if (status != CAIRN_OK) end_load(restore, job, status, why.text);
 }
 
-static void on_proven(struct cairn_cluster_work *work)
+static void on_proven(struct coord_work *work)
 {
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    struct coord_restore *restore = (struct coord_restore *)work;
     const struct cairn_sentence why = restore->why;
     on_loaded(restore, restore->status, why.text);
 }
 
 /* A part came, or will not come. */
-static void restore_advance(struct cairn_cluster_restore *restore)
+static void restore_advance(struct coord_restore *restore)
 {
-    const struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster,
-                                                                  restore->job_id);
+    const struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
     if (!restore->made || job == NULL) return;
     CAIRN_EACH_SHARD (job, i) {
-        if (cairn_part_is_open(restore->parts[i])) return;
+        if (part_is_open(restore->parts[i])) return;
     }
     restore->made = false; // once
     restore->work.run = restore_prove_loaded;
     restore->work.done = on_proven;
     // A failure, too, ends on the loop later: the job may go then, and here somebody has it in hand.
-    const bool started = cairn_cluster_work_start(&restore->work, restore->cluster, NULL, 0);
+    const bool started = coord_work_start(&restore->work, restore->cluster, NULL, 0);
     assert(started); // of no session
     (void)started;
 }
 
 static void on_made(void *context, cairn_status status, const char *text)
 {
-    struct cairn_cluster_restore *restore = context;
+    struct coord_restore *restore = context;
     struct cairn_sentence why;
     cairn_sentence_set(&why, "%s", text);
     if (status == CAIRN_ERR_NOT_FOUND) { // we have just read it
@@ -215,37 +212,36 @@ static void on_made(void *context, cairn_status status, const char *text)
     restore_advance(restore);
 }
 
-static void on_reserved(const struct cairn_cluster_saved *saved);
-static void advance(struct cairn_cluster_restore *restore);
+static void on_reserved(const struct coord_saved *saved);
+static void advance(struct coord_restore *restore);
 
 /* Gives the restored spec what the lost job may have otherwise than its snapshot (restore.h).
  * If the lost job came from a restore of this snapshot that did not end, all settings of that
  * restore are taken. */
-static cairn_status take_over(struct cairn_cluster_restore *restore,
-                              const struct cairn_cluster_job *old)
+static cairn_status take_over(struct coord_restore *restore, const struct coord_job *old)
 {
     const struct cairn_manifest *m = &restore->manifest;
     const struct cairn_version from = { m->generation, m->step };
     const bool is_same = cairn_version_compare(old->origin.from, from) == 0 && !old->initialized;
-    if (!is_same) return cairn_cluster_recovery_keep(&restore->manifest.spec, &old->spec);
+    if (!is_same) return coord_recovery_keep(&restore->manifest.spec, &old->spec);
     cairn_spec_release(&restore->spec);
     return cairn_spec_copy(&old->spec, &restore->spec);
 }
 
 /* ---- planned, and compared with what its openers want, on another thread ---- */
 
-static void run_plan(struct cairn_cluster_work *work)
+static void run_plan(struct coord_work *work)
 {
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
-    cairn_cluster_verdicts_judge(restore->verdicts, &restore->manifest.spec);
+    struct coord_restore *restore = (struct coord_restore *)work;
+    coord_verdicts_judge(restore->verdicts, &restore->manifest.spec);
     if (restore->draft.job->planned.spec == NULL)
-        restore->status = cairn_cluster_draft_plan(
-            &restore->draft, cairn_cluster_restore_spec(restore), &restore->why);
+        restore->status = coord_draft_plan(&restore->draft, coord_restore_spec(restore),
+                                           &restore->why);
 }
 
-static void on_planned(struct cairn_cluster_work *work)
+static void on_planned(struct coord_work *work)
 {
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    struct coord_restore *restore = (struct coord_restore *)work;
     const struct cairn_sentence why = restore->why;
     if (work->cluster->closing)
         restore_free(restore);
@@ -255,25 +251,22 @@ static void on_planned(struct cairn_cluster_work *work)
         end_restore(restore, restore->status, why.text);
 }
 
-static bool is_for_openers(const struct cairn_cluster_restore *restore)
+static bool is_for_openers(const struct coord_restore *restore)
 {
     return restore->latest.ended != NULL && restore->latest.of_job == 0;
 }
 
 /* True: a thread is at it, and the restore goes on when that is through; or it has ended. */
-static bool plans(struct cairn_cluster_restore *restore)
+static bool plans(struct coord_restore *restore)
 {
-    const struct cairn_job_spec_data *spec = cairn_cluster_restore_spec(restore);
+    const struct cairn_job_spec_data *spec = coord_restore_spec(restore);
     const bool has_new = is_for_openers(restore) &&
-                         cairn_cluster_openers_list(restore->cluster, spec->name,
-                                                    &restore->verdicts);
+                         coord_openers_list(restore->cluster, spec->name, &restore->verdicts);
     if (restore->draft.job != NULL && !has_new) return false;
     restore->work.run = run_plan;
     restore->work.done = on_planned;
-    if ((restore->draft.job != NULL ||
-         cairn_cluster_draft_open(&restore->draft, restore->cluster, spec)) &&
-        cairn_cluster_work_do(&restore->work, restore->cluster, NULL, 0,
-                              spec->tensor_count * TENSOR_BYTES))
+    if ((restore->draft.job != NULL || coord_draft_open(&restore->draft, restore->cluster, spec)) &&
+        coord_work_do(&restore->work, restore->cluster, NULL, 0, spec->tensor_count * TENSOR_BYTES))
         return true;
     end_restore(restore, CAIRN_ERR_NO_MEMORY, "no memory to plan the job");
     return true;
@@ -282,36 +275,34 @@ static bool plans(struct cairn_cluster_restore *restore)
 /* Plans the job, reserves a generation of the one that is there, and replaces that one when all is durable.
  * It goes on meanwhile, and each time is judged anew: if it has come to that generation by itself, a newer
  * one is reserved. */
-static void advance(struct cairn_cluster_restore *restore)
+static void advance(struct coord_restore *restore)
 {
     struct cairn_manifest *m = &restore->manifest;
-    struct cairn_cluster_job *old = cairn_cluster_job_find(restore->cluster, m->spec.name);
+    struct coord_job *old = coord_job_find(restore->cluster, m->spec.name);
     struct cairn_sentence why;
-    cairn_status status = cairn_cluster_restore_judge_replace(restore, old, &why);
+    cairn_status status = coord_restore_judge_replace(restore, old, &why);
     if (status == CAIRN_OK && restore->latest.ended != NULL && old != NULL)
         status = take_over(restore, old);
     if (status == CAIRN_OK && plans(restore)) return;
     if (status == CAIRN_OK && is_for_openers(restore))
-        status = cairn_cluster_openers_judge(restore->cluster, m->spec.name, restore->verdicts,
-                                             &why);
-    const uint64_t next = cairn_cluster_restore_next_generation(restore, old),
+        status = coord_openers_judge(restore->cluster, m->spec.name, restore->verdicts, &why);
+    const uint64_t next = coord_restore_next_generation(restore, old),
                    id = old != NULL ? old->id : 0;
     if (status == CAIRN_OK && (restore->generation < next || restore->old_id != id)) {
         restore->generation = next;
         restore->old_id = id;
         restore->reserving = old != NULL && old->stored;
         if (restore->reserving)
-            status = cairn_cluster_save_job(old, CAIRN_STORE_GENERATION, NULL, next, on_reserved,
-                                            &why);
+            status = coord_save_job(old, CAIRN_STORE_GENERATION, NULL, next, on_reserved, &why);
         if (restore->reserving && status == CAIRN_OK) return;
     }
-    if (status == CAIRN_OK) status = cairn_cluster_restore_replace(restore, old, on_made, &why);
+    if (status == CAIRN_OK) status = coord_restore_replace(restore, old, on_made, &why);
     if (status != CAIRN_OK) end_restore(restore, status, why.text);
 }
 
-static void on_reserved(const struct cairn_cluster_saved *saved)
+static void on_reserved(const struct coord_saved *saved)
 {
-    struct cairn_cluster_restore *restore = saved->cluster->restores;
+    struct coord_restore *restore = saved->cluster->restores;
     while (restore != NULL && (!restore->reserving || restore->old_id != saved->job ||
                                restore->generation != saved->number))
         restore = restore->next;
@@ -325,8 +316,7 @@ static void on_reserved(const struct cairn_cluster_saved *saved)
 }
 
 /* The manifest's spec stays what it is, which the proof of what is loaded goes by. */
-static cairn_status apply_settings(struct cairn_cluster_restore *restore,
-                                   struct cairn_sentence *why)
+static cairn_status apply_settings(struct coord_restore *restore, struct cairn_sentence *why)
 {
     const struct cairn_job_spec_data *was = &restore->manifest.spec;
     const Cairn__SnapshotRestore *asked = restore->settings;
@@ -337,18 +327,18 @@ static cairn_status apply_settings(struct cairn_cluster_restore *restore,
     if (status == CAIRN_OK) status = cairn_spec_note_former(&restore->spec);
     if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the job's spec");
     restore->spec.revision++;
-    status = cairn_cluster_settings_apply(&restore->spec, asked->settings, asked->n_settings,
-                                          CAIRN_SETTINGS_CREATE, &reopens, why);
-    if (status == CAIRN_OK) status = cairn_cluster_settings_judge_planes(was, &restore->spec, why);
+    status = coord_settings_apply(&restore->spec, asked->settings, asked->n_settings,
+                                  CAIRN_SETTINGS_CREATE, &reopens, why);
+    if (status == CAIRN_OK) status = coord_settings_judge_planes(was, &restore->spec, why);
     if (status == CAIRN_OK && cairn_spec_note_made(&restore->spec, was) != CAIRN_OK)
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the job's spec");
     if (status == CAIRN_OK) status = cairn_spec_check(&restore->spec, cairn_optimizer_names(), why);
     return status == CAIRN_OK ? cairn_spec_check_usable(&restore->spec, why) : status;
 }
 
-static void begin_load(struct cairn_cluster_work *work)
+static void begin_load(struct coord_work *work)
 {
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    struct coord_restore *restore = (struct coord_restore *)work;
     restore->checked = true;
     if (work->cluster->closing) {
         restore_free(restore);
@@ -367,29 +357,29 @@ static void begin_load(struct cairn_cluster_work *work)
         end_restore(restore, status, why.text);
 }
 
-static const struct cairn_cluster_job *job_there(const struct cairn_cluster_restore *restore)
+static const struct coord_job *job_there(const struct coord_restore *restore)
 {
-    return cairn_cluster_job_find(restore->cluster, restore_job_name(restore));
+    return coord_job_find(restore->cluster, restore_job_name(restore));
 }
 
 /* There is a job of its name that is not lost, and would be if it came to a failure later. */
-static bool is_risky(const struct cairn_cluster_restore *restore)
+static bool is_risky(const struct coord_restore *restore)
 {
-    const struct cairn_cluster_job *old = job_there(restore);
+    const struct coord_job *old = job_there(restore);
     return old != NULL && old->state != CAIRN_CLUSTER_JOB_LOST;
 }
 
-static void end_plan(struct cairn_cluster_restore *restore)
+static void end_plan(struct coord_restore *restore)
 {
-    const struct cairn_cluster_job *old = job_there(restore);
-    if (old != NULL) cairn_cluster_restore_replaces(restore, old);
+    const struct coord_job *old = job_there(restore);
+    if (old != NULL) coord_restore_replaces(restore, old);
     restore_answer(restore);
     restore_free(restore);
 }
 
-static void on_checked(struct cairn_cluster_work *work)
+static void on_checked(struct coord_work *work)
 {
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    struct coord_restore *restore = (struct coord_restore *)work;
     restore->checked = true;
     if (restore->status == CAIRN_OK) restore->status = apply_settings(restore, &restore->why);
     if (restore->plan && restore->status == CAIRN_OK && !work->cluster->closing) {
@@ -401,7 +391,7 @@ static void on_checked(struct cairn_cluster_work *work)
         restore->checked = false; // it may come to another folder yet
         work->run = restore_prove;
         work->done = begin_load;
-        if (cairn_cluster_work_start(work, work->cluster, NULL, 0)) return;
+        if (coord_work_start(work, work->cluster, NULL, 0)) return;
         restore->status = cairn_fail(&restore->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
     }
     begin_load(work);
@@ -410,14 +400,14 @@ static void on_checked(struct cairn_cluster_work *work)
 /* ---- begun and forgotten ---- */
 
 /* In the cluster's list, its work not started yet. NULL: no memory. */
-static struct cairn_cluster_restore *restore_new(struct cairn_cluster *cluster)
+static struct coord_restore *restore_new(struct coord *cluster)
 {
-    struct cairn_cluster_restore *restore = calloc(1, sizeof *restore);
+    struct coord_restore *restore = calloc(1, sizeof *restore);
     if (restore == NULL) return NULL;
     restore->cluster = cluster;
     cairn_manifest_init(&restore->manifest);
     cairn_spec_init(&restore->spec);
-    cairn_cluster_keys_ring(cluster, &restore->ring);
+    coord_keys_ring(cluster, &restore->ring);
     restore->work.run = restore_check;
     restore->work.done = on_checked;
     restore->next = cluster->restores;
@@ -425,8 +415,7 @@ static struct cairn_cluster_restore *restore_new(struct cairn_cluster *cluster)
     return restore;
 }
 
-bool cairn_cluster_restore_reads(const struct cairn_cluster_restore *restore, const char *job,
-                                 const char *folder)
+bool coord_restore_reads(const struct coord_restore *restore, const char *job, const char *folder)
 {
     if (strcmp(restore->asked, folder) == 0) return true;
     if (restore->checked) return strcmp(restore->folder, folder) == 0;
@@ -434,15 +423,14 @@ bool cairn_cluster_restore_reads(const struct cairn_cluster_restore *restore, co
     return chooses && strcmp(restore->job_name, job) == 0;
 }
 
-void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
-                                   const struct cairn_cluster_session *session)
+void coord_restores_forget(struct coord *cluster, const struct coord_session *session)
 {
-    for (struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
-        cairn_cluster_waiters_forget(&r->waiter, session);
+    for (struct coord_restore *r = cluster->restores; r != NULL; r = r->next) {
+        coord_waiters_forget(&r->waiter, session);
     }
 }
 
-void cairn_cluster_restores_close(struct cairn_cluster *cluster)
+void coord_restores_close(struct coord *cluster)
 {
     while (cluster->restores != NULL) restore_free(cluster->restores);
 }
@@ -451,8 +439,8 @@ void cairn_cluster_restores_close(struct cairn_cluster *cluster)
 
 /* An admin asks for a restore: of a snapshot by its id, or by its folder. */
 
-static cairn_status judge_ask(struct cairn_cluster_restore *restore,
-                              const Cairn__SnapshotRestore *message, struct cairn_sentence *why)
+static cairn_status judge_ask(struct coord_restore *restore, const Cairn__SnapshotRestore *message,
+                              struct cairn_sentence *why)
 {
     uint64_t generation, step;
     char resolved[PATH_MAX];
@@ -478,7 +466,7 @@ static cairn_status judge_ask(struct cairn_cluster_restore *restore,
         return cairn_fail(why, CAIRN_ERR_INVALID, "the path is too long");
     }
     const bool renamed = message->job[0] != '\0';
-    const struct cairn_cluster_job *job = cairn_cluster_job_find(restore->cluster, message->job);
+    const struct coord_job *job = coord_job_find(restore->cluster, message->job);
     restore->fallback = message->fallback || (job != NULL && job->spec.policy.snapshot_fallback);
     if (message->fallback && !by_id)
         return cairn_fail(why, CAIRN_ERR_INVALID,
@@ -502,26 +490,25 @@ static cairn_status judge_ask(struct cairn_cluster_restore *restore,
                : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
 }
 
-void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
-                                 const Cairn__SnapshotRestore *message)
+void coord_restore_begin(struct coord_session *session, uint32_t request,
+                         const Cairn__SnapshotRestore *message)
 {
     struct cairn_sentence why;
-    struct cairn_cluster_restore *restore = restore_new(session->cluster);
+    struct coord_restore *restore = restore_new(session->cluster);
     if (restore == NULL) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     restore->plan = message->plan;
     restore->waiver = (struct cairn_trust_waiver) { message->allow_unsigned,
                                                     message->allow_untrusted };
     cairn_status status = judge_ask(restore, message, &why);
-    if (status == CAIRN_OK &&
-        (!cairn_cluster_waiters_add(&restore->waiter, session, request) ||
-         !cairn_cluster_work_start(&restore->work, session->cluster, NULL, 0))) {
+    if (status == CAIRN_OK && (!coord_waiters_add(&restore->waiter, session, request) ||
+                               !coord_work_start(&restore->work, session->cluster, NULL, 0))) {
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
     if (status == CAIRN_OK) return;
-    cairn_cluster_session_error(session, request, status, why.text);
+    coord_session_error(session, request, status, why.text);
     restore_free(restore);
 }
 
@@ -530,46 +517,44 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
 /* Tells an operator about a restore: which job it would replace, and its outcome. */
 
 /* Under which name it is, or will be, a job. */
-static const char *restore_job_name(const struct cairn_cluster_restore *restore)
+static const char *restore_job_name(const struct coord_restore *restore)
 {
     return restore->job_name != NULL ? restore->job_name : restore->manifest.spec.name;
 }
 
-const struct cairn_job_spec_data *
-cairn_cluster_restore_spec(const struct cairn_cluster_restore *restore)
+const struct cairn_job_spec_data *coord_restore_spec(const struct coord_restore *restore)
 {
     return restore->spec.name != NULL ? &restore->spec : &restore->manifest.spec;
 }
 
-void cairn_cluster_restore_replaces(struct cairn_cluster_restore *restore,
-                                    const struct cairn_cluster_job *old)
+void coord_restore_replaces(struct coord_restore *restore, const struct coord_job *old)
 {
     Cairn__ReplacedJob *replaced = &restore->replaced;
-    const struct cairn_version version = cairn_cluster_job_version(old);
+    const struct cairn_version version = coord_job_version(old);
     cairn__replaced_job__init(replaced);
-    replaced->state = (char *)(uintptr_t)cairn_cluster_job_state_name(old);
+    replaced->state = (char *)(uintptr_t)coord_job_state_name(old);
     replaced->generation = version.generation;
     replaced->step = version.step;
     replaced->version_unknown = old->version_unknown;
     replaced->may_return = old->loss.may_return;
-    for (const struct cairn_cluster_member *m = old->members.list; m != NULL; m = m->next_of_job)
+    for (const struct coord_member *m = old->members.list; m != NULL; m = m->next_of_job)
         *(m->role == CAIRN_ROLE_WIRE_WORKER ? &replaced->workers : &replaced->readers) += 1;
     restore->replaces = true;
 }
 
 /* It is done, or planned: who asked hears of it. */
-static void restore_answer(struct cairn_cluster_restore *restore)
+static void restore_answer(struct coord_restore *restore)
 {
-    struct cairn_snapshot_view view;
+    struct snapshot_view view;
     Cairn__SnapshotStatus *message = &view.status;
     const char *slash = strrchr(restore->folder, '/');
-    cairn_cluster_manifest_to_view(&restore->manifest, slash == NULL ? restore->folder : slash + 1,
-                                   restore->folder, &view);
+    coord_manifest_to_view(&restore->manifest, slash == NULL ? restore->folder : slash + 1,
+                           restore->folder, &view);
     message->job = (char *)(uintptr_t)restore_job_name(restore);
     if (restore->replaces) message->replaced = &restore->replaced;
     message->passed_over = restore->latest.passed.text;
     if (!restore->plan) message->restored_generation = restore->generation;
-    cairn_cluster_waiters_answer(&restore->waiter, CAIRN_MSG_SNAPSHOT_STATUS, &message->base);
+    coord_waiters_answer(&restore->waiter, CAIRN_MSG_SNAPSHOT_STATUS, &message->base);
 }
 
 /* ==== check ==== */
@@ -590,7 +575,7 @@ static bool has_whole_sums(const struct cairn_manifest *m)
 }
 
 /* May it be taken, by who signed it? Any thread. CAIRN_ERR_REFUSED, CAIRN_ERR_CHECKSUM. */
-static cairn_status restore_judge_signature(const struct cairn_cluster_restore *restore,
+static cairn_status restore_judge_signature(const struct coord_restore *restore,
                                             const struct cairn_manifest *manifest,
                                             const char *folder, struct cairn_sentence *why)
 {
@@ -601,7 +586,7 @@ static cairn_status restore_judge_signature(const struct cairn_cluster_restore *
 }
 
 /* Of restore->folder; which is then without links. */
-static void check_folder(struct cairn_cluster_restore *restore)
+static void check_folder(struct coord_restore *restore)
 {
     struct cairn_snapshot snapshot;
     char *folder;
@@ -624,7 +609,7 @@ static void check_folder(struct cairn_cluster_restore *restore)
     cairn_snapshot_close(&snapshot);
 }
 
-static void check_in_turn(struct cairn_cluster_restore *restore)
+static void check_in_turn(struct coord_restore *restore)
 {
     do check_folder(restore);
     while (restore->status != CAIRN_OK && restore_fall_back(restore));
@@ -632,9 +617,9 @@ static void check_in_turn(struct cairn_cluster_restore *restore)
 
 /* Proves the files before a job is given up for them; an older folder may be chosen if they are
  * damaged. */
-static void restore_prove(struct cairn_cluster_work *work)
+static void restore_prove(struct coord_work *work)
 {
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    struct coord_restore *restore = (struct coord_restore *)work;
     while (restore->status == CAIRN_OK) {
         restore_prove_files(work);
         if (restore->status == CAIRN_OK || !restore_fall_back(restore)) return;
@@ -645,7 +630,7 @@ static void restore_prove(struct cairn_cluster_work *work)
 
 /* Looks at the other snapshots in the folder of the job to be made. If they cannot be listed,
  * the new generation follows the manifest's alone. */
-static void look_around(struct cairn_cluster_restore *restore)
+static void look_around(struct coord_restore *restore)
 {
     const char *root = restore->cluster->storage.path;
     const char *job = restore_job_name(restore);
@@ -658,18 +643,17 @@ static void look_around(struct cairn_cluster_restore *restore)
 }
 
 /* Reads manifest and files of the folder that was asked for, or chosen, and moves the manifest here. */
-static void restore_check(struct cairn_cluster_work *work)
+static void restore_check(struct coord_work *work)
 {
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
-    if (restore->is_stored)
-        restore->status = cairn_cluster_storage_seen(restore->cluster, &restore->why);
+    struct coord_restore *restore = (struct coord_restore *)work;
+    if (restore->is_stored) restore->status = coord_storage_seen(restore->cluster, &restore->why);
     if (restore->folder == NULL) restore_find_latest(restore);
     if (restore->status == CAIRN_OK) check_in_turn(restore);
     if (restore->status == CAIRN_OK) look_around(restore);
 }
 
 /* On the loop: tells of one that no trusted key has signed, or whose manifest has no hash over itself. */
-static void restore_warn(const struct cairn_cluster_restore *restore)
+static void restore_warn(const struct coord_restore *restore)
 {
     struct cairn_sentence what;
     if (cairn_manifest_trust(&restore->manifest, &restore->ring, &what) != CAIRN_TRUST_SIGNED)
@@ -689,14 +673,14 @@ static void restore_warn(const struct cairn_cluster_restore *restore)
 
 /* ---- on another thread ---- */
 
-static cairn_status compare(struct cairn_cluster_restore *restore, const char *what)
+static cairn_status compare(struct coord_restore *restore, const char *what)
 {
     const struct cairn_manifest *m = &restore->manifest;
     struct cairn_hash root;
     double loss_scale;
     char has[2 * CAIRN_HASH_BYTES + 1], says[2 * CAIRN_HASH_BYTES + 1];
-    const cairn_status status = cairn_cluster_content_root(m, &restore->digests, &root, &loss_scale,
-                                                           &restore->why);
+    const cairn_status status = coord_content_root(m, &restore->digests, &root, &loss_scale,
+                                                   &restore->why);
     if (status != CAIRN_OK) return status;
     if (memcmp(root.byte, m->content_root, sizeof root.byte) == 0) return CAIRN_OK;
     sodium_bin2hex(has, sizeof has, root.byte, sizeof root.byte);
@@ -709,7 +693,7 @@ static cairn_status compare(struct cairn_cluster_restore *restore, const char *w
 
 /* The hashes of files that are being read, by several threads. */
 struct proof {
-    struct cairn_cluster_restore *restore;
+    struct coord_restore *restore;
     pthread_mutex_t mutex; /* of its digests */
 };
 
@@ -727,8 +711,8 @@ static cairn_status hash_range(void *context, uint32_t thread,
                               cairn_spec_plane_dtype(spec, range->tensor, range->plane), &g,
                               range->leaf_count, &tree);
     pthread_mutex_lock(&proof->mutex);
-    const cairn_status status = cairn_cluster_digests_add(
-        &proof->restore->digests, range->tensor, (enum cairn_plane)range->plane, &tree, why);
+    const cairn_status status = coord_digests_add(&proof->restore->digests, range->tensor,
+                                                  (enum cairn_plane)range->plane, &tree, why);
     pthread_mutex_unlock(&proof->mutex);
     return status;
 }
@@ -753,8 +737,7 @@ static cairn_status add_all(const struct cairn_job_spec_data *spec,
     return status;
 }
 
-static cairn_status hash_files(struct cairn_cluster_restore *restore,
-                               const struct cairn_snapshot *snapshot)
+static cairn_status hash_files(struct coord_restore *restore, const struct cairn_snapshot *snapshot)
 {
     struct proof proof = { .restore = restore };
     struct cairn_sweep_ranges ranges = { 0 };
@@ -770,7 +753,7 @@ static cairn_status hash_files(struct cairn_cluster_restore *restore,
 }
 
 /* The content root is another one: which file and block are to blame, if it is they. */
-static void find_damage(struct cairn_cluster_restore *restore)
+static void find_damage(struct coord_restore *restore)
 {
     struct cairn_snapshot snapshot;
     struct cairn_sentence why;
@@ -779,12 +762,12 @@ static void find_damage(struct cairn_cluster_restore *restore)
         status = cairn_snapshot_verify(&snapshot, NULL, &why);
         cairn_snapshot_close(&snapshot);
     }
-    if (!cairn_cluster_restore_is_damage(status)) return;
+    if (!coord_restore_is_damage(status)) return;
     restore->status = status;
     restore->why = why;
 }
 
-static void judge_proof(struct cairn_cluster_restore *restore, const char *what)
+static void judge_proof(struct coord_restore *restore, const char *what)
 {
     if (restore->status != CAIRN_OK) return;
     restore->status = compare(restore, what);
@@ -792,9 +775,9 @@ static void judge_proof(struct cairn_cluster_restore *restore, const char *what)
 }
 
 /* On another thread: the content root of the files, which were verified, against the manifest's. */
-static void restore_prove_files(struct cairn_cluster_work *work)
+static void restore_prove_files(struct coord_work *work)
 {
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    struct coord_restore *restore = (struct coord_restore *)work;
     struct cairn_snapshot snapshot;
     restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status == CAIRN_OK) {
@@ -802,28 +785,27 @@ static void restore_prove_files(struct cairn_cluster_work *work)
         cairn_snapshot_close(&snapshot);
     }
     judge_proof(restore, "its files have");
-    cairn_cluster_digests_release(&restore->digests);
+    coord_digests_release(&restore->digests);
 }
 
 /* On another thread: that of what the shards told. */
-static void restore_prove_loaded(struct cairn_cluster_work *work)
+static void restore_prove_loaded(struct coord_work *work)
 {
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    struct coord_restore *restore = (struct coord_restore *)work;
     judge_proof(restore, "what the shards have loaded has");
 }
 
 /* ---- on the loop ---- */
 
-static cairn_status take_part(struct cairn_cluster_restore *restore,
-                              const Cairn__SnapshotPart *part, struct cairn_sentence *why)
+static cairn_status take_part(struct coord_restore *restore, const Cairn__SnapshotPart *part,
+                              struct cairn_sentence *why)
 {
-    const cairn_status status = cairn_cluster_part_failed(part, why);
+    const cairn_status status = coord_part_failed(part, why);
     if (status != CAIRN_OK) return status;
-    return cairn_cluster_digests_take(&restore->digests, restore->manifest.spec.tensor_count, part,
-                                      why);
+    return coord_digests_take(&restore->digests, restore->manifest.spec.tensor_count, part, why);
 }
 
-static void end_part(struct cairn_cluster_restore *restore, uint32_t shard, cairn_status status,
+static void end_part(struct coord_restore *restore, uint32_t shard, cairn_status status,
                      const char *name, const char *text)
 {
     restore->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
@@ -832,21 +814,19 @@ static void end_part(struct cairn_cluster_restore *restore, uint32_t shard, cair
     restore_advance(restore);
 }
 
-bool cairn_cluster_restore_on_part(struct cairn_cluster_session *session,
-                                   const Cairn__SnapshotPart *part)
+bool coord_restore_on_part(struct coord_session *session, const Cairn__SnapshotPart *part)
 {
-    struct cairn_cluster_restore *r = session->cluster->restores;
+    struct coord_restore *r = session->cluster->restores;
     while (r != NULL && (r->parts == NULL || r->number != part->snapshot)) r = r->next;
-    const struct cairn_cluster_job *job =
-        r == NULL ? NULL : cairn_cluster_job_by_id(session->cluster, r->job_id);
+    const struct coord_job *job = r == NULL ? NULL : coord_job_by_id(session->cluster, r->job_id);
     if (job == NULL) return r != NULL;
     CAIRN_EACH_SHARD (job, i) {
         struct cairn_sentence why = { "" };
-        if (job->shards[i].seat != session->seat || !cairn_part_is_open(r->parts[i])) continue;
+        if (job->shards[i].seat != session->seat || !part_is_open(r->parts[i])) continue;
         const cairn_status status = take_part(r, part, &why);
         if (status == CAIRN_OK && part->more) {
             r->parts[i] = CAIRN_PART_BEGUN;
-            cairn_cluster_part_next(session->seat, part);
+            coord_part_next(session->seat, part);
         } else {
             end_part(r, i, status, session->seat->name, why.text);
         }
@@ -855,13 +835,12 @@ bool cairn_cluster_restore_on_part(struct cairn_cluster_session *session,
     return true;
 }
 
-void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
-                                      const struct cairn_cluster_seat *seat)
+void coord_restores_seat_gone(struct coord *cluster, const struct coord_seat *seat)
 {
-    for (struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
-        const struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, r->job_id);
+    for (struct coord_restore *r = cluster->restores; r != NULL; r = r->next) {
+        const struct coord_job *job = coord_job_by_id(cluster, r->job_id);
         for (uint32_t i = 0; r->parts != NULL && job != NULL && i < job->shard_count; i++)
-            if (job->shards[i].seat == seat && cairn_part_is_open(r->parts[i]))
+            if (job->shards[i].seat == seat && part_is_open(r->parts[i]))
                 end_part(r, i, CAIRN_ERR_CLOSED, seat->name,
                          "it went away before it told what it had loaded");
     }
@@ -874,7 +853,7 @@ void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
  * job has lost a part (recovery.c). */
 
 /* One with results that are not finite, or of nobody that is trusted, is restored by its id alone. */
-static bool pass_over(struct cairn_cluster_restore *restore, const struct cairn_found_snapshot *f)
+static bool pass_over(struct coord_restore *restore, const struct found_snapshot *f)
 {
     const struct cairn_manifest *m = &f->manifest;
     char tensors[CAIRN_RESULTS_BYTES];
@@ -894,7 +873,7 @@ static bool pass_over(struct cairn_cluster_restore *restore, const struct cairn_
 }
 
 /* The job went back behind it, or it is of another job that had the name. Said of the newest. */
-static void pass_left(struct cairn_cluster_restore *restore, const struct cairn_found_snapshot *f)
+static void pass_left(struct coord_restore *restore, const struct found_snapshot *f)
 {
     if (restore->latest.passed.text[0] != '\0') return;
     cairn_sentence_set(&restore->latest.passed,
@@ -904,14 +883,13 @@ static void pass_left(struct cairn_cluster_restore *restore, const struct cairn_
     cairn_log_info("job %s: passed over: %s", f->manifest.spec.name, restore->latest.passed.text);
 }
 
-static struct cairn_found_snapshot *choose(struct cairn_cluster_restore *restore,
-                                           const struct cairn_cluster_found *found)
+static struct found_snapshot *choose(struct coord_restore *restore, const struct coord_found *found)
 {
     for (size_t i = 0; i < found->count; i++) {
-        struct cairn_found_snapshot *f = &found->list[i];
+        struct found_snapshot *f = &found->list[i];
         if (f->is_left) pass_left(restore, f);
         if (f->is_left || cairn_version_compare(f->place.version, restore->latest.newest) > 0 ||
-            !cairn_snapshot_place_behind(&f->place, &restore->latest.behind))
+            !snapshot_place_behind(&f->place, &restore->latest.behind))
             continue;
         if (!pass_over(restore, f)) return f;
     }
@@ -919,14 +897,13 @@ static struct cairn_found_snapshot *choose(struct cairn_cluster_restore *restore
 }
 
 /* On another thread, the folder of a restore that has none. */
-static void restore_find_latest(struct cairn_cluster_restore *restore)
+static void restore_find_latest(struct coord_restore *restore)
 {
-    struct cairn_cluster_found found;
+    struct coord_found found;
     const char *job = restore->job_name;
-    restore->status = cairn_cluster_find_snapshots(restore->cluster, job, NULL, &found,
-                                                   &restore->why);
-    if (restore->latest.has_origin) cairn_find_line(&found, &restore->latest.origin);
-    struct cairn_found_snapshot *chosen = choose(restore, &found);
+    restore->status = coord_find_snapshots(restore->cluster, job, NULL, &found, &restore->why);
+    if (restore->latest.has_origin) find_line(&found, &restore->latest.origin);
+    struct found_snapshot *chosen = choose(restore, &found);
     if (restore->status == CAIRN_OK && chosen == NULL) {
         restore->latest.none_found = true;
         restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND,
@@ -941,14 +918,14 @@ static void restore_find_latest(struct cairn_cluster_restore *restore)
         chosen->folder = NULL;
         restore->latest.behind = chosen->place;
     }
-    cairn_cluster_found_release(&found);
+    coord_found_release(&found);
 }
 
 /* The place of a folder, which may have no manifest any more. */
-static struct cairn_snapshot_place place_of(const char *folder)
+static struct snapshot_place place_of(const char *folder)
 {
     const char *slash = strrchr(folder, '/');
-    struct cairn_snapshot_place place = { .id = "" };
+    struct snapshot_place place = { .id = "" };
     snprintf(place.id, sizeof place.id, "%s", slash != NULL ? slash + 1 : folder);
     if (!cairn_snapshot_id_parse(place.id, &place.version.generation, &place.version.step))
         place.id[0] = '\0';
@@ -957,17 +934,17 @@ static struct cairn_snapshot_place place_of(const char *folder)
 
 /* The one that was asked for by its id is damaged, as restore->why says: with `fallback` the newest that is
  * older is to be tried in its place, which is then restore->folder (true); else `why` names it. */
-static bool restore_fall_back(struct cairn_cluster_restore *restore)
+static bool restore_fall_back(struct coord_restore *restore)
 {
     struct cairn_sentence text = restore->why, passed = restore->latest.passed;
     const cairn_status status = restore->status;
     char *folder = restore->folder;
     uint64_t bytes;
-    if (!restore->is_stored || !cairn_cluster_restore_is_damage(status) ||
+    if (!restore->is_stored || !coord_restore_is_damage(status) ||
         cairn_storage_of(folder)->stat(folder, "", &bytes, NULL) == CAIRN_ERR_NOT_FOUND)
         // a mistyped id is no damage
         return false;
-    const struct cairn_snapshot_place place = place_of(folder);
+    const struct snapshot_place place = place_of(folder);
     if (passed.text[0] == '\0')
         cairn_sentence_set(&passed, "%s, is damaged: %s", place.id,
                            cairn_sentence_brief(text.text, 600).text);
@@ -992,36 +969,35 @@ static bool restore_fall_back(struct cairn_cluster_restore *restore)
     return false;
 }
 
-void cairn_cluster_restore_say_damaged(const struct cairn_cluster_restore *restore,
-                                       const char *text, struct cairn_sentence *out)
+void coord_restore_say_damaged(const struct coord_restore *restore, const char *text,
+                               struct cairn_sentence *out)
 {
     cairn_sentence_set(out, "%s, is damaged: %s", restore->latest.behind.id,
                        cairn_sentence_brief(text, 600).text);
 }
 
-void cairn_cluster_restore_passed_over(const struct cairn_cluster_restore *restore,
-                                       const struct cairn_sentence *damaged)
+void coord_restore_passed_over(const struct coord_restore *restore,
+                               const struct cairn_sentence *damaged)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster, restore->job_id);
+    struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
     if (job == NULL || damaged->text[0] == '\0') return;
     cairn_sentence_set(&job->snapshots.passed_over, "%s was restored; the newest snapshot, %s",
                        restore->latest.behind.id, damaged->text);
 }
 
-bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job, uint64_t of_job,
-                                  const struct cairn_snapshot_place *behind,
-                                  cairn_cluster_restored_fn ended)
+bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
+                          const struct snapshot_place *behind, cairn_cluster_restored_fn ended)
 {
-    struct cairn_cluster_restore *restore = restore_new(cluster);
+    struct coord_restore *restore = restore_new(cluster);
     if (restore == NULL) return false;
-    const struct cairn_cluster_job *lost = of_job != 0 ? cairn_cluster_job_by_id(cluster, of_job)
-                                                       : cairn_cluster_job_find(cluster, job);
+    const struct coord_job *lost = of_job != 0 ? coord_job_by_id(cluster, of_job)
+                                               : coord_job_find(cluster, job);
     const bool known = of_job != 0 && lost != NULL && !lost->version_unknown;
     const char *trust = cluster->options->snapshots_trust;
     const bool takes_any = trust != NULL && strcmp(trust, "any") == 0;
     restore->waiver = (struct cairn_trust_waiver) { takes_any, takes_any };
     restore->latest.of_job = of_job;
-    restore->latest.newest = known ? cairn_cluster_job_version(lost)
+    restore->latest.newest = known ? coord_job_version(lost)
                                    : (struct cairn_version) { UINT64_MAX, UINT64_MAX };
     restore->latest.behind = *behind;
     restore->latest.has_origin = lost != NULL;
@@ -1029,7 +1005,7 @@ bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job
     restore->asked = strdup("");
     restore->job_name = strdup(job);
     if (restore->asked != NULL && restore->job_name != NULL &&
-        cairn_cluster_work_start(&restore->work, cluster, NULL, 0)) {
+        coord_work_start(&restore->work, cluster, NULL, 0)) {
         restore->latest.ended = ended;
         return true;
     }
@@ -1037,7 +1013,7 @@ bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job
     return false;
 }
 
-bool cairn_cluster_restore_is_damage(cairn_status status)
+bool coord_restore_is_damage(cairn_status status)
 {
     return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
            status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_VERSION ||

@@ -13,12 +13,12 @@
 #include "server/coordinator/store.h"
 #include "server/core/standing.h"
 
-struct cairn_cluster_restore;
-typedef void (*cairn_cluster_restored_fn)(const struct cairn_cluster_restore *restore,
-                                          cairn_status status, const char *text);
+struct coord_restore;
+typedef void (*cairn_cluster_restored_fn)(const struct coord_restore *restore, cairn_status status,
+                                          const char *text);
 
 /* A restore that no admin asked for: of the newest whole snapshot (restore.c). */
-struct cairn_restore_latest {
+struct restore_latest {
     cairn_cluster_restored_fn ended; /* hears of the end; NULL: an admin asked, or it was told */
     uint64_t of_job;                 /* the lost job that comes back; 0: whichever has the name */
     struct cairn_version newest;     /* no snapshot ahead of this */
@@ -26,21 +26,21 @@ struct cairn_restore_latest {
     bool has_origin;
     struct cairn_origin origin;
     /* a snapshot older than this; once one is chosen, that one */
-    struct cairn_snapshot_place behind;
+    struct snapshot_place behind;
     bool none_found; /* there is no whole one */
     /* the newest that was passed over for what stands in its manifest, and why */
     struct cairn_sentence passed;
 };
 
-struct cairn_cluster_restore {
-    struct cairn_cluster_work work;
-    struct cairn_cluster_restore *next; /* of the cluster's list */
-    struct cairn_cluster *cluster;
-    struct cairn_cluster_waiter *waiter; /* the admin who asked */
-    bool plan;                           /* nothing is done, but said */
-    bool is_stored; /* asked for by its id: it is in the folder of the snapshots */
-    bool fallback;  /* where that is damaged an older one is taken */
-    struct cairn_restore_latest latest;
+struct coord_restore {
+    struct coord_work work;
+    struct coord_restore *next; /* of the cluster's list */
+    struct coord *cluster;
+    struct coord_waiter *waiter; /* the admin who asked */
+    bool plan;                   /* nothing is done, but said */
+    bool is_stored;              /* asked for by its id: it is in the folder of the snapshots */
+    bool fallback;               /* where that is damaged an older one is taken */
+    struct restore_latest latest;
     struct cairn_key_ring ring;       /* whose signatures are trusted, when it was begun */
     struct cairn_trust_waiver waiver; /* what is taken all the same */
     /* how far it is */
@@ -69,18 +69,18 @@ struct cairn_cluster_restore {
     /* of the job, where it is another one than the manifest's; else empty */
     struct cairn_job_spec_data spec;
     struct cairn_manifest manifest;
-    struct cairn_cluster_draft draft; /* of the job, before the one that is there goes */
+    struct coord_draft draft; /* of the job, before the one that is there goes */
     /* of the openers that wish it, each once */
-    struct cairn_cluster_verdict *verdicts;
-    /* [shard_count of the job], enum cairn_part_state; NULL: it is not being loaded */
+    struct coord_verdict *verdicts;
+    /* [shard_count of the job], enum part_state; NULL: it is not being loaded */
     uint8_t *parts;
-    struct cairn_cluster_digests digests;
+    struct coord_digests digests;
 };
 
 /* ---- for those who ask for one ---- */
 
-void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t request,
-                                 const Cairn__SnapshotRestore *message);
+void coord_restore_begin(struct coord_session *session, uint32_t request,
+                         const Cairn__SnapshotRestore *message);
 /* Without an admin: restores the newest snapshot of the job that is older than `behind`; at the end
  * restore->latest.behind is the one that was chosen.
  *   of_job  the lost job that is to come back (else CAIRN_ERR_CANCELED); no snapshot ahead of where it was is
@@ -88,25 +88,20 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
  *           that is there (else CAIRN_ERR_EXISTS).
  * A lost job keeps its policy and its bounds of workers. `ended` hears of the end, once, unless the cluster
  * closes before. False: the restore was not begun. */
-bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job, uint64_t of_job,
-                                  const struct cairn_snapshot_place *behind,
-                                  cairn_cluster_restored_fn ended);
+bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
+                          const struct snapshot_place *behind, cairn_cluster_restored_fn ended);
 
 /* Does it read that folder of the job, or may it choose to? While its thread looks for one: any of them. */
-bool cairn_cluster_restore_reads(const struct cairn_cluster_restore *restore, const char *job,
-                                 const char *folder);
+bool coord_restore_reads(const struct coord_restore *restore, const char *job, const char *folder);
 /* The snapshot is to blame: the one before it may be whole. */
-bool cairn_cluster_restore_is_damage(cairn_status status);
-void cairn_cluster_restores_forget(struct cairn_cluster *cluster,
-                                   const struct cairn_cluster_session *session);
+bool coord_restore_is_damage(cairn_status status);
+void coord_restores_forget(struct coord *cluster, const struct coord_session *session);
 /* With the cluster: nobody is told. */
-void cairn_cluster_restores_close(struct cairn_cluster *cluster);
+void coord_restores_close(struct coord *cluster);
 /* True: it is of what a restore has loaded. */
-bool cairn_cluster_restore_on_part(struct cairn_cluster_session *session,
-                                   const Cairn__SnapshotPart *part);
+bool coord_restore_on_part(struct coord_session *session, const Cairn__SnapshotPart *part);
 /* The shard is gone: what it was loading will not come. */
-void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
-                                      const struct cairn_cluster_seat *seat);
+void coord_restores_seat_gone(struct coord *cluster, const struct coord_seat *seat);
 
 /* ---- for its own files ---- */
 
@@ -115,40 +110,37 @@ void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
 /* recovery.c */
 /* Above all that the job has used, or may use by what is durable of it, and above all that lie in the folder
  * of its name. */
-uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_restore *restore,
-                                               const struct cairn_cluster_job *old);
+uint64_t coord_restore_next_generation(const struct coord_restore *restore,
+                                       const struct coord_job *old);
 /* old: the job of that name; NULL: there is none. May it go for the snapshot now? */
-cairn_status cairn_cluster_restore_judge_replace(const struct cairn_cluster_restore *restore,
-                                                 const struct cairn_cluster_job *old,
-                                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_restore_judge_replace(const struct coord_restore *restore,
+                                         const struct coord_job *old,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The job `old` is gone, and the one of the snapshot is being made; `on_made` hears, with the restore. A
  * failure leaves `old` as it was, but for one of memory. */
-cairn_status cairn_cluster_restore_replace(struct cairn_cluster_restore *restore,
-                                           struct cairn_cluster_job *old,
-                                           cairn_cluster_gather_fn on_made,
-                                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_job *old,
+                                   cairn_cluster_gather_fn on_made,
+                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* restore.c; on the other thread. */
 
 /* restore.c: who asked is told */
 
 /* The spec of the job that is made: the manifest's, or with the settings that were asked for. */
-const struct cairn_job_spec_data *
-cairn_cluster_restore_spec(const struct cairn_cluster_restore *restore);
+const struct cairn_job_spec_data *coord_restore_spec(const struct coord_restore *restore);
 /* Notes what the job is that goes for it. */
-void cairn_cluster_restore_replaces(struct cairn_cluster_restore *restore,
-                                    const struct cairn_cluster_job *old);
+void coord_restore_replaces(struct coord_restore *restore, const struct coord_job *old);
 
 /* restore.c */
 
 /* restore.c */
 
 /* The snapshot that was chosen is damaged, by `text`: which, and how. */
-void cairn_cluster_restore_say_damaged(const struct cairn_cluster_restore *restore,
-                                       const char *text, struct cairn_sentence *out);
+void coord_restore_say_damaged(const struct coord_restore *restore, const char *text,
+                               struct cairn_sentence *out);
 /* It is done; `damaged` is the newest that was not taken for it: its job says so. Empty: there is none. */
-void cairn_cluster_restore_passed_over(const struct cairn_cluster_restore *restore,
-                                       const struct cairn_sentence *damaged);
+void coord_restore_passed_over(const struct coord_restore *restore,
+                               const struct cairn_sentence *damaged);
 
 /* restore.c */
 
@@ -174,41 +166,38 @@ void cairn_cluster_restore_passed_over(const struct cairn_cluster_restore *resto
  * At most CAIRN_RESTORES_MAX times without a step that is applied in between, while this coordinator lives;
  * then the job waits, and says so. */
 
-void cairn_cluster_recovery_tick(struct cairn_cluster_job *job);
+void coord_recovery_tick(struct coord_job *job);
 /* The snapshot's spec takes over what the job does by itself, and how many workers it has, as an amendment
  * may have made it since: those who work for it now are to find their place in it. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_cluster_recovery_keep(struct cairn_job_spec_data *spec,
-                                         const struct cairn_job_spec_data *now) CAIRN_MUST_CHECK;
+cairn_status coord_recovery_keep(struct cairn_job_spec_data *spec,
+                                 const struct cairn_job_spec_data *now) CAIRN_MUST_CHECK;
 
 /* ==== resume ==== */
 
 /* Workers that open a job with the wish that its newest snapshot is restored. */
 
 /* Looks for snapshots of the job, and restores the newest that is whole, if that is not under way; then those
- * who wait for it go on (cairn_cluster_openers_resumed). False: no memory. */
-bool cairn_cluster_resume_begin(struct cairn_cluster *cluster, const char *job);
-bool cairn_cluster_resuming(const struct cairn_cluster *cluster, const char *job);
+ * who wait for it go on (coord_openers_resumed). False: no memory. */
+bool coord_resume_begin(struct coord *cluster, const char *job);
+bool coord_resuming(const struct coord *cluster, const char *job);
 /* With the cluster, whose threads have ended: nobody is told. */
-void cairn_cluster_resumes_close(struct cairn_cluster *cluster);
+void coord_resumes_close(struct coord *cluster);
 
 /* ==== adopt ==== */
 
 /* Taking what the shards hold into the store, by the operator's word. */
 
 /* Begins one, or only plans it; the session is answered. */
-void cairn_cluster_adopt(struct cairn_cluster_session *session, uint32_t request,
-                         const Cairn__ClusterAdopt *message);
+void coord_adopt(struct coord_session *session, uint32_t request,
+                 const Cairn__ClusterAdopt *message);
 /* Part, or one of its Pages, of a shard. */
-void cairn_cluster_adopt_on_part(struct cairn_cluster_session *session, uint32_t request,
-                                 const Cairn__Part *part);
-void cairn_cluster_adopt_on_page(struct cairn_cluster_session *session, uint32_t request,
-                                 const Cairn__Page *page);
-void cairn_cluster_adopt_forget(struct cairn_cluster *cluster,
-                                const struct cairn_cluster_session *session);
+void coord_adopt_on_part(struct coord_session *session, uint32_t request, const Cairn__Part *part);
+void coord_adopt_on_page(struct coord_session *session, uint32_t request, const Cairn__Page *page);
+void coord_adopt_forget(struct coord *cluster, const struct coord_session *session);
 /* It does not wait for ever. */
-void cairn_cluster_adopt_tick(struct cairn_cluster *cluster);
+void coord_adopt_tick(struct coord *cluster);
 /* With the cluster, whose threads have ended. */
-void cairn_cluster_adopt_close(struct cairn_cluster *cluster);
+void coord_adopt_close(struct coord *cluster);
 
 /* ==== adopt private ==== */
 
@@ -216,16 +205,16 @@ void cairn_cluster_adopt_close(struct cairn_cluster *cluster);
  * into the store and goes on by it. */
 
 /* A job that is to be adopted; what points into parts is good until the next HeldJobs. */
-struct cairn_cluster_adoptee {
-    Cairn__HeldJob *best;            /* borrowed: of the newest spec */
-    struct cairn_cluster_seat *from; /* who has it */
-    struct cairn_marks marks;        /* the highest of all */
-    uint64_t generation, below;      /* the one that is judged; it is older than that */
+struct coord_adoptee {
+    Cairn__HeldJob *best;       /* borrowed: of the newest spec */
+    struct coord_seat *from;    /* who has it */
+    struct marks marks;         /* the highest of all */
+    uint64_t generation, below; /* the one that is judged; it is older than that */
     uint64_t version_generation, step, lowest_step;
     struct cairn_sentence refused; /* empty: it is whole */
     /* owned */
     char *name;
-    struct cairn_stored_shard
+    struct stored_shard
         *shards; /* [CAIRN_SEATS_MAX], shard_count of them; names borrowed of the seats */
     uint32_t shard_count;
     struct cairn_paged spec, layout;
@@ -233,24 +222,23 @@ struct cairn_cluster_adoptee {
     uint32_t request; /* of its PartGet; 0: not asked, or its pages are here */
 };
 
-struct cairn_cluster_adoption {
-    struct cairn_task task;
-    struct cairn_cluster *cluster;
-    struct cairn_cluster_waiter *waiter;
-    struct cairn_cluster_gather *gather; /* borrowed: what is asked; NULL: it is being written */
-    uint32_t number;                     /* of no other adoption */
+struct coord_adoption {
+    struct task task;
+    struct coord *cluster;
+    struct coord_waiter *waiter;
+    struct coord_gather *gather; /* borrowed: what is asked; NULL: it is being written */
+    uint32_t number;             /* of no other adoption */
     bool plan;
-    uint64_t began_ms;                  /* what is asked */
-    struct cairn_cluster_adoptee *jobs; /* owned: [job_count] */
+    uint64_t began_ms;          /* what is asked */
+    struct coord_adoptee *jobs; /* owned: [job_count] */
     size_t job_count;
     size_t asked_count; /* of the jobs: their parts were asked for, or they are refused */
     char **
         silent; /* owned: [silent_count], names borrowed of the seats: they did not say what they hold */
     size_t silent_count;
-    struct cairn_stored_job *rows; /* owned: [row_count] */
+    struct stored_job *rows; /* owned: [row_count] */
     size_t row_count;
-    struct cairn_trusted_key
-        keys[CAIRN_KEYS_MAX]; /* [key_count]: who has what is adopted trusts them */
+    struct trusted_key keys[CAIRN_KEYS_MAX]; /* [key_count]: who has what is adopted trusts them */
     size_t key_count;
     uint64_t former; /* the store that they were of; 0: of several, or of ours */
     uint64_t incarnation;

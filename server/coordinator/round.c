@@ -17,7 +17,7 @@
 /* The core of a job: opened over its shards, told what happens, and its epochs made durable. Its
  * other actions are carried out by its hands (parts.c). */
 
-void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out)
+void coord_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out)
 {
     cairn__decision__init(out);
     if (decision == NULL) return;
@@ -29,16 +29,15 @@ void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Ca
     out->payload.len = decision->payload_bytes;
 }
 
-cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
-                                               struct cairn_decision *out)
+cairn_status coord_decision_of_message(const Cairn__Decision *message, struct cairn_decision *out)
 {
-    struct cairn_payload head;
+    struct payload head;
     if (message->kind > CAIRN_DECISION_WRITE) return CAIRN_ERR_MALFORMED;
     if (message->payload.len > 0 &&
-        cairn_payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK) {
+        payload_decode(message->payload.data, message->payload.len, &head) != CAIRN_OK) {
         return CAIRN_ERR_MALFORMED;
     }
-    *out = (struct cairn_decision) { .kind = (enum cairn_decision_kind)message->kind,
+    *out = (struct cairn_decision) { .kind = (enum decision_kind)message->kind,
                                      .round = message->round,
                                      .version_after = { message->generation, message->step },
                                      .payload = message->payload.data,
@@ -48,12 +47,11 @@ cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
 
 /* ---- a core ---- */
 
-static struct cairn_round_config core_config(const struct cairn_cluster_job *job,
-                                             const uint8_t *gone)
+static struct round_config core_config(const struct coord_job *job, const uint8_t *gone)
 {
-    const struct cairn_cluster_options *options = job->cluster->options;
+    const struct coord_options *options = job->cluster->options;
     const struct cairn_job_spec_data *spec = &job->spec;
-    return (struct cairn_round_config) {
+    return (struct round_config) {
         .shard_count = job->layout->shard_count,
         .shard_max = job->shard_room,
         .gone = gone,
@@ -82,32 +80,32 @@ static struct cairn_round_config core_config(const struct cairn_cluster_job *job
 }
 
 /* Shards that took their part and are still the same process. */
-static void announce_shards(struct cairn_cluster_job *job)
+static void announce_shards(struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_cluster_job_shard *s = &job->shards[i];
+        struct coord_job_shard *s = &job->shards[i];
         if (s->incarnation == 0 || s->seat->session == NULL) continue;
         if (s->seat->incarnation != s->incarnation) continue;
         s->up = true;
-        (void)cairn_cluster_job_shard_moved(s);
-        const struct cairn_round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
-        cairn_cluster_job_event(job, &up);
+        (void)coord_job_shard_moved(s);
+        const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = i };
+        coord_job_event(job, &up);
     }
 }
 
 /* Its memory, and the machine in it. */
-static cairn_status make_core(struct cairn_cluster_job *job, const uint8_t *gone,
+static cairn_status make_core(struct coord_job *job, const uint8_t *gone,
                               struct cairn_sentence *why)
 {
-    const struct cairn_round_config config = core_config(job, gone);
-    const size_t bytes = cairn_round_bytes(&config);
+    const struct round_config config = core_config(job, gone);
+    const size_t bytes = round_bytes(&config);
     if (bytes == 0) {
         return cairn_fail(
             why, CAIRN_ERR_INVALID,
             "job %s: workers_min %" PRIu32 " does not go with round.workers_max %" PRId64,
             job->spec.name, job->spec.workers_min, job->cluster->options->workers_max);
     }
-    job->rounds.actions.capacity = cairn_round_actions_max(&config);
+    job->rounds.actions.capacity = round_actions_max(&config);
     job->rounds.actions.list = calloc(job->rounds.actions.capacity,
                                       sizeof *job->rounds.actions.list);
     job->rounds.core_memory = malloc(bytes);
@@ -115,19 +113,17 @@ static cairn_status make_core(struct cairn_cluster_job *job, const uint8_t *gone
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of job %s",
                           job->spec.name);
     }
-    job->core = cairn_round_init(job->rounds.core_memory, &config);
+    job->core = round_init(job->rounds.core_memory, &config);
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_core_open(struct cairn_cluster_job *job,
-                                     const struct cairn_cluster_hands *hands,
-                                     struct cairn_sentence *why)
+cairn_status coord_core_open(struct coord_job *job, const struct coord_hands *hands,
+                             struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
-    if (job->rounds.terms == NULL)
-        status = cairn_cluster_terms_make(&job->spec, &job->rounds.terms, why);
+    if (job->rounds.terms == NULL) status = coord_terms_make(&job->spec, &job->rounds.terms, why);
     if (status != CAIRN_OK) return status;
-    uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
+    uint8_t *gone = coord_holes(job, job->layout->shard_count);
     if (gone == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     status = make_core(job, gone, why);
@@ -136,22 +132,22 @@ cairn_status cairn_cluster_core_open(struct cairn_cluster_job *job,
     job->rounds.hands = hands;
     job->rounds.heard = false;
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
-    cairn_cluster_job_tick(job, cairn_cluster_now_ms(job->cluster));
+    coord_job_tick(job, coord_now_ms(job->cluster));
     if (job->initialized) {
-        const struct cairn_round_event ready = { .kind = CAIRN_ROUND_READY,
-                                                 .version = { job->generation, job->base_step } };
-        cairn_cluster_job_event(job, &ready);
+        const struct round_event ready = { .kind = CAIRN_ROUND_READY,
+                                           .version = { job->generation, job->base_step } };
+        coord_job_event(job, &ready);
     }
     announce_shards(job);
     return CAIRN_OK;
 }
 
-void cairn_cluster_job_core_close(struct cairn_cluster_job *job)
+void coord_job_core_close(struct coord_job *job)
 {
     job->core = NULL;
     free(job->rounds.core_memory);
     free(job->rounds.actions.list);
-    cairn_cluster_terms_free(job->rounds.terms);
+    coord_terms_free(job->rounds.terms);
     job->rounds.core_memory = NULL;
     job->rounds.actions.list = NULL;
     job->rounds.terms = NULL;
@@ -159,17 +155,17 @@ void cairn_cluster_job_core_close(struct cairn_cluster_job *job)
 
 /* ---- the disk ---- */
 
-static void persist_again(struct cairn_cluster_job *job, const char *why)
+static void persist_again(struct coord_job *job, const char *why)
 {
     job->rounds.persist_failed = true;
-    cairn_log_limited(&job->rounds.persist_failures, CAIRN_LOG_ERROR,
-                      "job %s waits: epoch %" PRIu64 " cannot be stored: %s", job->spec.name,
-                      job->epoch, why); // with every tick while the disk is full
+    log_limited(&job->rounds.persist_failures, CAIRN_LOG_ERROR,
+                "job %s waits: epoch %" PRIu64 " cannot be stored: %s", job->spec.name, job->epoch,
+                why); // with every tick while the disk is full
 }
 
-static void on_persisted(const struct cairn_cluster_saved *saved)
+static void on_persisted(const struct coord_saved *saved)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
     if (job == NULL || job->epoch != saved->number) return; // a later one is on its way
     if (saved->status != CAIRN_OK) {
         persist_again(job, saved->why);
@@ -179,23 +175,23 @@ static void on_persisted(const struct cairn_cluster_saved *saved)
     if (job->layouts.storing)
         cairn_log_debug("job %s: layout %" PRIu64 " is in the store", job->spec.name,
                         job->layouts.next->version);
-    const struct cairn_round_event done = { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
-    cairn_cluster_job_event(job, &done);
+    const struct round_event done = { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
+    coord_job_event(job, &done);
 }
 
-static void persist(struct cairn_cluster_job *job)
+static void persist(struct coord_job *job)
 {
     struct cairn_sentence why;
     job->rounds.persist_waits = true;
     job->rounds.persist_failed = false;
-    const cairn_status status = cairn_cluster_save_job(
+    const cairn_status status = coord_save_job(
         job, job->layouts.storing ? CAIRN_STORE_LAYOUT : CAIRN_STORE_EPOCH, NULL, job->epoch,
         on_persisted, &why);
     if (status != CAIRN_OK) persist_again(job, why.text);
 }
 
 /* An epoch for which nobody gave a reason is the job's first, or takes a new block of round numbers. */
-static void begin_epoch(struct cairn_cluster_job *job, const struct cairn_round_action *action)
+static void begin_epoch(struct coord_job *job, const struct round_action *action)
 {
     const bool is_used_up = action->round_reserved == job->reserved.round + CAIRN_ROUND_BLOCK;
     if (job->rounds.epoch_reason.text[0] == '\0')
@@ -203,8 +199,8 @@ static void begin_epoch(struct cairn_cluster_job *job, const struct cairn_round_
                            is_used_up ? "its round numbers are used up" : "the job begins");
     job->rounds.epoch_why = job->rounds.epoch_reason;
     job->rounds.epoch_reason.text[0] = '\0';
-    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_EPOCH, job->spec.name, NULL,
-                             "%" PRIu64 ", because %s", action->epoch, job->rounds.epoch_why.text);
+    coord_event_note(job->cluster, CAIRN_EVENT_EPOCH, job->spec.name, NULL,
+                     "%" PRIu64 ", because %s", action->epoch, job->rounds.epoch_why.text);
     job->epoch = action->epoch;
     job->reserved.round = action->round_reserved;
     job->layouts.storing = action->layout != job->layout->version;
@@ -213,17 +209,17 @@ static void begin_epoch(struct cairn_cluster_job *job, const struct cairn_round_
 
 /* ---- one event ---- */
 
-void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_round_event *event)
+void coord_job_event(struct coord_job *job, const struct round_event *event)
 {
-    if (job->core == NULL || cairn_cluster_job_dead(job)) return;
+    if (job->core == NULL || coord_job_dead(job)) return;
     assert(!job->rounds.in_event);
     job->rounds.in_event = true;
     job->rounds.actions.count = 0;
-    cairn_round_on_event(job->core, event, &job->rounds.actions);
+    round_on_event(job->core, event, &job->rounds.actions);
     // No fence may follow at once: a shard that went away meanwhile may never be back.
     if (cairn_round_layout(job->core) != job->layout->version) job->rounds.hands->in_force(job);
-    for (size_t i = 0; i < job->rounds.actions.count && !cairn_cluster_job_dead(job); i++) {
-        const struct cairn_round_action *action = &job->rounds.actions.list[i];
+    for (size_t i = 0; i < job->rounds.actions.count && !coord_job_dead(job); i++) {
+        const struct round_action *action = &job->rounds.actions.list[i];
         if (action->kind == CAIRN_ROUND_PERSIST)
             begin_epoch(job, action);
         else
@@ -233,12 +229,11 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
     job->rounds.hands->after(job);
 }
 
-void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms)
+void coord_job_tick(struct coord_job *job, uint64_t now_ms)
 {
-    const struct cairn_round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = now_ms };
-    cairn_cluster_job_event(job, &tick);
-    if (job->core != NULL && !cairn_cluster_job_dead(job) && job->rounds.persist_failed)
-        persist(job);
+    const struct round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = now_ms };
+    coord_job_event(job, &tick);
+    if (job->core != NULL && !coord_job_dead(job) && job->rounds.persist_failed) persist(job);
 }
 
 /* ==== terms ==== */
@@ -252,10 +247,10 @@ struct arrays {
     struct cairn_group_hyper *groups;
     struct cairn_schedule *schedules;
     bool *frozen;
-    struct cairn_round_tensor *tensors;
+    struct round_tensor *tensors;
 };
 
-static cairn_status fill(struct cairn_cluster_terms *terms, const struct cairn_job_spec_data *spec,
+static cairn_status fill(struct coord_terms *terms, const struct cairn_job_spec_data *spec,
                          const struct arrays *arrays, struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
@@ -276,14 +271,14 @@ static cairn_status fill(struct cairn_cluster_terms *terms, const struct cairn_j
 }
 
 /* As the core sees them. */
-static void fill_tensors(struct cairn_cluster_terms *terms, const struct cairn_job_spec_data *spec,
-                         struct cairn_round_tensor *tensors)
+static void fill_tensors(struct coord_terms *terms, const struct cairn_job_spec_data *spec,
+                         struct round_tensor *tensors)
 {
     for (size_t i = 0; i < spec->tensor_count; i++) {
         const struct cairn_tensor_spec *t = &spec->tensors[i];
-        tensors[i] = (struct cairn_round_tensor) { .elems = cairn_geometry_of(&t->shape).elems,
-                                                   .group = CAIRN_ROUND_UNTRAINED,
-                                                   .frozen = t->frozen };
+        tensors[i] = (struct round_tensor) { .elems = cairn_geometry_of(&t->shape).elems,
+                                             .group = CAIRN_ROUND_UNTRAINED,
+                                             .frozen = t->frozen };
         if (t->kind != CAIRN_TRAINED) continue;
         tensors[i].group = (uint32_t)cairn_spec_find_group(spec, t->group);
         terms->core.any_frozen = terms->core.any_frozen || t->frozen ||
@@ -291,7 +286,7 @@ static void fill_tensors(struct cairn_cluster_terms *terms, const struct cairn_j
     }
 }
 
-static cairn_status list_frozen_tensors(struct cairn_cluster_terms *terms,
+static cairn_status list_frozen_tensors(struct coord_terms *terms,
                                         const struct cairn_job_spec_data *spec)
 {
     size_t count = 0;
@@ -305,13 +300,12 @@ static cairn_status list_frozen_tensors(struct cairn_cluster_terms *terms,
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
-                                      struct cairn_cluster_terms **terms_out,
-                                      struct cairn_sentence *why)
+cairn_status coord_terms_make(const struct cairn_job_spec_data *spec,
+                              struct coord_terms **terms_out, struct cairn_sentence *why)
 {
     const size_t count = spec->group_count + 1; // calloc of 0 may give NULL
     const struct cairn_policy *policy = &spec->policy;
-    struct cairn_cluster_terms *terms = calloc(1, sizeof *terms);
+    struct coord_terms *terms = calloc(1, sizeof *terms);
     if (terms == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the groups");
     cairn_spec_init(&terms->own);
     const struct arrays arrays = { calloc(count, sizeof *arrays.groups),
@@ -319,19 +313,18 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
                                    calloc(count, sizeof *arrays.frozen),
                                    calloc(spec->tensor_count + 1, sizeof *arrays.tensors) };
     terms->still = calloc(count, sizeof *terms->still);
-    terms->core = (struct cairn_round_terms) {
-        .groups = arrays.groups,
-        .schedules = arrays.schedules,
-        .frozen = arrays.frozen,
-        .tensors = arrays.tensors,
-        .clip_norm = spec->clip_norm,
-        .revision = spec->revision,
-        .workers_min = spec->workers_min,
-        .on_worker_loss = policy->on_worker_loss,
-        .worker_loss_wait_ms = 1000 * (uint64_t)(policy->worker_loss_wait_s > 0
-                                                     ? policy->worker_loss_wait_s
-                                                     : CAIRN_SPEC_LOSS_WAIT_S)
-    };
+    terms->core = (struct round_terms) { .groups = arrays.groups,
+                                         .schedules = arrays.schedules,
+                                         .frozen = arrays.frozen,
+                                         .tensors = arrays.tensors,
+                                         .clip_norm = spec->clip_norm,
+                                         .revision = spec->revision,
+                                         .workers_min = spec->workers_min,
+                                         .on_worker_loss = policy->on_worker_loss,
+                                         .worker_loss_wait_ms =
+                                             1000 * (uint64_t)(policy->worker_loss_wait_s > 0
+                                                                   ? policy->worker_loss_wait_s
+                                                                   : CAIRN_SPEC_LOSS_WAIT_S) };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL &&
         arrays.tensors != NULL && terms->still != NULL &&
@@ -341,17 +334,17 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
         cairn_sentence_set(why, "no memory for the groups");
     if (status == CAIRN_OK) fill_tensors(terms, spec, arrays.tensors);
     if (status != CAIRN_OK) {
-        cairn_cluster_terms_free(terms);
+        coord_terms_free(terms);
         return status;
     }
     *terms_out = terms;
     return CAIRN_OK;
 }
 
-void cairn_cluster_terms_free(struct cairn_cluster_terms *terms)
+void coord_terms_free(struct coord_terms *terms)
 {
     while (terms != NULL) {
-        struct cairn_cluster_terms *older = terms->older;
+        struct coord_terms *older = terms->older;
         free((void *)(uintptr_t)terms->core.groups);
         free((void *)(uintptr_t)terms->core.schedules);
         free((void *)(uintptr_t)terms->core.frozen);
@@ -364,12 +357,12 @@ void cairn_cluster_terms_free(struct cairn_cluster_terms *terms)
     }
 }
 
-void cairn_cluster_terms_applied(struct cairn_cluster_job *job)
+void coord_terms_applied(struct coord_job *job)
 {
     const struct cairn_job_spec_data *own = &job->rounds.terms->own;
     for (uint32_t g = 0; g < own->group_count; g++) {
         uint32_t *still = &job->rounds.terms->still[g];
-        const bool learns = own->groups[g].frozen || cairn_round_lr(job->core, g) != 0;
+        const bool learns = own->groups[g].frozen || round_lr(job->core, g) != 0;
         *still = learns ? 0 : *still + 1;
         if (*still != STILL_STEPS) continue;
         const int kind = (int)own->groups[g].schedule.kind;
@@ -381,31 +374,31 @@ void cairn_cluster_terms_applied(struct cairn_cluster_job *job)
     }
 }
 
-const struct cairn_cluster_terms *cairn_cluster_terms_in_force(const struct cairn_cluster_job *job)
+const struct coord_terms *coord_terms_in_force(const struct coord_job *job)
 {
-    const struct cairn_cluster_terms *terms = job->rounds.terms;
-    while (terms->core.groups != cairn_round_terms_of(job->core)->groups) terms = terms->older;
+    const struct coord_terms *terms = job->rounds.terms;
+    while (terms->core.groups != round_terms_of(job->core)->groups) terms = terms->older;
     return terms;
 }
 
-void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms)
+void coord_terms_replace(struct coord_job *job, struct coord_terms *terms)
 {
     // Two terms at most are read: those in force and the newest. No round goes by those between.
-    struct cairn_cluster_terms **at = &job->rounds.terms;
-    while (*at != NULL && (*at)->core.groups != cairn_round_terms_of(job->core)->groups) {
-        struct cairn_cluster_terms *gone = *at;
+    struct coord_terms **at = &job->rounds.terms;
+    while (*at != NULL && (*at)->core.groups != round_terms_of(job->core)->groups) {
+        struct coord_terms *gone = *at;
         *at = gone->older;
         gone->older = NULL;
-        cairn_cluster_terms_free(gone);
+        coord_terms_free(gone);
     }
     if (job->rounds.terms != NULL) {
-        cairn_cluster_terms_free(job->rounds.terms->older);
+        coord_terms_free(job->rounds.terms->older);
         job->rounds.terms->older = NULL;
     }
     terms->older = job->rounds.terms;
     job->rounds.terms = terms;
-    const struct cairn_round_event amend = { .kind = CAIRN_ROUND_AMEND, .terms = &terms->core };
-    cairn_cluster_job_event(job, &amend);
+    const struct round_event amend = { .kind = CAIRN_ROUND_AMEND, .terms = &terms->core };
+    coord_job_event(job, &amend);
 }
 
 /* ==== halts ==== */
@@ -415,7 +408,7 @@ void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_clu
 
 /* ---- what shards tell ---- */
 
-static struct cairn_results read_told(const struct cairn_cluster_job *job,
+static struct cairn_results read_told(const struct coord_job *job,
                                       Cairn__TensorElems *const *tensors, size_t count,
                                       uint64_t nonfinite)
 {
@@ -428,20 +421,19 @@ static struct cairn_results read_told(const struct cairn_cluster_job *job,
     return told;
 }
 
-void cairn_cluster_halts_take(struct cairn_cluster_job *job, uint32_t shard,
-                              const Cairn__Published *message)
+void coord_halts_take(struct coord_job *job, uint32_t shard, const Cairn__Published *message)
 {
     job->shards[shard].results.published = read_told(
         job, message->nonfinite_tensors, message->n_nonfinite_tensors, message->nonfinite);
 }
 
-void cairn_cluster_halts_restored(struct cairn_cluster_job *job, const struct cairn_results *saved)
+void coord_halts_restored(struct coord_job *job, const struct cairn_results *saved)
 {
     job->shards[0].results.published = *saved;
 }
 
-void cairn_cluster_halts_reduced(struct cairn_cluster_job *job, uint32_t shard,
-                                 const Cairn__Reduced *message, uint64_t nonfinite)
+void coord_halts_reduced(struct coord_job *job, uint32_t shard, const Cairn__Reduced *message,
+                         uint64_t nonfinite)
 {
     job->shards[shard].results.gradients = read_told(job, message->nonfinite_tensors,
                                                      message->n_nonfinite_tensors, nonfinite);
@@ -450,99 +442,96 @@ void cairn_cluster_halts_reduced(struct cairn_cluster_job *job, uint32_t shard,
 
 /* ---- results that are not finite ---- */
 
-static struct cairn_results join_results(const struct cairn_cluster_job *job)
+static struct cairn_results join_results(const struct coord_job *job)
 {
     struct cairn_results all = { 0 };
     CAIRN_EACH_SHARD (job, i) cairn_results_join(&all, &job->shards[i].results.published);
     return all;
 }
 
-uint64_t cairn_cluster_halts_nonfinite(const struct cairn_cluster_job *job,
-                                       char tensors_out[static CAIRN_RESULTS_BYTES])
+uint64_t coord_halts_nonfinite(const struct coord_job *job,
+                               char tensors_out[static CAIRN_RESULTS_BYTES])
 {
     const struct cairn_results all = join_results(job);
     cairn_results_list(&all, &job->spec, tensors_out);
     return all.nonfinite;
 }
 
-struct cairn_results cairn_cluster_halts_damage(const struct cairn_cluster_job *job)
+struct cairn_results coord_halts_damage(const struct coord_job *job)
 {
     return job->spec.init_nonfinite_ok ? (struct cairn_results) { 0 } : join_results(job);
 }
 
-static void say_halted(struct cairn_cluster_job *job, const struct cairn_sentence *text)
+static void say_halted(struct coord_job *job, const struct cairn_sentence *text)
 {
-    cairn_log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text->text);
-    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_HALTED, job->spec.name, NULL, "%s",
-                             text->text);
+    log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text->text);
+    coord_event_note(job->cluster, CAIRN_EVENT_HALTED, job->spec.name, NULL, "%s", text->text);
 }
 
-static void log_loss(struct cairn_cluster_job *job)
+static void log_loss(struct coord_job *job)
 {
     struct cairn_sentence text;
-    const bool halted = cairn_round_halted_of_loss(job->core);
+    const bool halted = round_halted_of_loss(job->core);
     if (halted == job->halts.loss_said) return;
     job->halts.loss_said = halted;
     if (!halted) return;
-    cairn_cluster_halts_why(job, &text);
+    coord_halts_why(job, &text);
     say_halted(job, &text);
 }
 
-void cairn_cluster_halts_advance(struct cairn_cluster_job *job)
+void coord_halts_advance(struct coord_job *job)
 {
-    if (job->core == NULL || cairn_cluster_job_dead(job)) return;
+    if (job->core == NULL || coord_job_dead(job)) return;
     log_loss(job);
-    const enum cairn_round_stage stage = cairn_round_stage_of(job->core);
+    const enum round_stage stage = round_stage_of(job->core);
     if (stage != CAIRN_ROUND_STEADY && stage != CAIRN_ROUND_OPEN) return;
-    const struct cairn_version now = cairn_round_version(job->core);
+    const struct cairn_version now = round_version(job->core);
     struct cairn_version *said = &job->halts.said;
     if (cairn_version_compare(now, *said) == 0) return;
     *said = now;
     char tensors[CAIRN_RESULTS_BYTES];
     struct cairn_sentence text;
-    const uint64_t nonfinite = cairn_cluster_halts_nonfinite(job, tensors);
+    const uint64_t nonfinite = coord_halts_nonfinite(job, tensors);
     if (nonfinite == 0) return;
-    if (cairn_round_halted_of_results(job->core)) {
-        cairn_cluster_halts_why(job, &text);
+    if (round_halted_of_results(job->core)) {
+        coord_halts_why(job, &text);
         say_halted(job, &text);
         return;
     }
-    cairn_log_limited(&job->halts.results_limit, CAIRN_LOG_WARN,
-                      "job %s: of %" PRIu64
-                      " elements a result is not finite after the update to step %" PRIu64 ": %s",
-                      job->spec.name, nonfinite, now.step, tensors);
+    log_limited(&job->halts.results_limit, CAIRN_LOG_WARN,
+                "job %s: of %" PRIu64
+                " elements a result is not finite after the update to step %" PRIu64 ": %s",
+                job->spec.name, nonfinite, now.step, tensors);
 }
 
 /* ---- lost workers ---- */
 
-void cairn_cluster_halts_lost(struct cairn_cluster_job *job,
-                              const struct cairn_cluster_member *member, const char *why)
+void coord_halts_lost(struct coord_job *job, const struct coord_member *member, const char *why)
 {
     cairn_sentence_set(&job->halts.lost, "worker %s (rank %" PRIu32 ") was lost: %s",
                        member->session->name, member->rank, why);
 }
 
-void cairn_cluster_halts_add_lost(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+void coord_halts_add_lost(const struct coord_job *job, struct cairn_sentence *out)
 {
-    if (cairn_round_waits_for_lost(job->core) || cairn_round_halted_of_loss(job->core))
+    if (round_waits_for_lost(job->core) || round_halted_of_loss(job->core))
         cairn_sentence_add(out, "; %s", job->halts.lost.text);
 }
 
-static void say_halted_of_loss(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+static void say_halted_of_loss(const struct coord_job *job, struct cairn_sentence *out)
 {
     cairn_sentence_set(out,
                        "job %s is halted at step %" PRIu64
                        ": %s, and on_worker_loss is fail; no round opens until the job is amended "
                        "(`cairn job amend %s --on-worker-loss redo` goes on with those who are "
                        "left), restored, or all its workers have ended and others begin",
-                       job->spec.name, cairn_round_version(job->core).step, job->halts.lost.text,
+                       job->spec.name, round_version(job->core).step, job->halts.lost.text,
                        job->spec.name);
 }
 
 /* ---- skips ---- */
 
-struct cairn_results cairn_cluster_halts_gradients(const struct cairn_cluster_job *job,
-                                                   uint64_t round)
+struct cairn_results coord_halts_gradients(const struct coord_job *job, uint64_t round)
 {
     struct cairn_results all = { 0 };
     CAIRN_EACH_SHARD (job, i) {
@@ -552,7 +541,7 @@ struct cairn_results cairn_cluster_halts_gradients(const struct cairn_cluster_jo
     return all;
 }
 
-static void add_damage(const struct cairn_cluster_job *job, const struct cairn_results *damage,
+static void add_damage(const struct coord_job *job, const struct cairn_results *damage,
                        const char *update, struct cairn_sentence *out)
 {
     char tensors[CAIRN_RESULTS_BYTES];
@@ -565,16 +554,15 @@ static void add_damage(const struct cairn_cluster_job *job, const struct cairn_r
 }
 
 /* Says why rounds were skipped, and how that ends: no amendment mends what is damaged already. */
-static void add_cause(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+static void add_cause(const struct coord_job *job, struct cairn_sentence *out)
 {
-    const struct cairn_results damage = cairn_cluster_halts_damage(job);
+    const struct cairn_results damage = coord_halts_damage(job);
     if (damage.nonfinite > 0) {
         cairn_sentence_add(out, "; ");
         add_damage(job, &damage, "last update", out);
         return;
     }
-    const struct cairn_results gradients = cairn_cluster_halts_gradients(
-        job, cairn_round_last(job->core)->round);
+    const struct cairn_results gradients = coord_halts_gradients(job, round_last(job->core)->round);
     struct cairn_sentence of_last;
     cairn_results_gradient(&gradients, &job->spec, &of_last);
     if (gradients.nonfinite > 0) cairn_sentence_add(out, "; in the last one %s", of_last.text);
@@ -582,16 +570,16 @@ static void add_cause(const struct cairn_cluster_job *job, struct cairn_sentence
         out, "; no round opens until it is amended (a lower lr, say), or restored from a snapshot");
 }
 
-void cairn_cluster_halts_why(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+void coord_halts_why(const struct coord_job *job, struct cairn_sentence *out)
 {
-    if (cairn_round_halted_of_results(job->core)) {
+    if (round_halted_of_results(job->core)) {
         const struct cairn_results damage = join_results(job);
         cairn_sentence_set(out, "job %s is halted at step %" PRIu64 ": ", job->spec.name,
-                           cairn_round_version(job->core).step);
+                           round_version(job->core).step);
         add_damage(job, &damage, "update", out);
         return;
     }
-    if (cairn_round_halted_of_loss(job->core)) {
+    if (round_halted_of_loss(job->core)) {
         say_halted_of_loss(job, out);
         return;
     }
@@ -599,29 +587,29 @@ void cairn_cluster_halts_why(const struct cairn_cluster_job *job, struct cairn_s
                        "job %s is halted at step %" PRIu64 ": %" PRIu32
                        " rounds in a row were skipped, because gradients were not finite, and the "
                        "loss scale is at its least (skips_max is %" PRIu32 ")",
-                       job->spec.name, cairn_round_version(job->core).step,
-                       cairn_round_skips(job->core).in_row, job->spec.skips_max);
+                       job->spec.name, round_version(job->core).step, round_skips(job->core).in_row,
+                       job->spec.skips_max);
     add_cause(job, out);
 }
 
-void cairn_cluster_halts_skipped(struct cairn_cluster_job *job, const struct cairn_decision *skip)
+void coord_halts_skipped(struct coord_job *job, const struct cairn_decision *skip)
 {
-    struct cairn_payload head;
+    struct payload head;
     struct cairn_sentence text;
-    const cairn_status status = cairn_payload_decode(skip->payload, skip->payload_bytes, &head);
+    const cairn_status status = payload_decode(skip->payload, skip->payload_bytes, &head);
     if (status != CAIRN_OK || head.finite || head.skips.in_row == 0) return;
-    if (cairn_round_halted(job->core)) {
-        cairn_cluster_halts_why(job, &text);
+    if (round_halted(job->core)) {
+        coord_halts_why(job, &text);
         say_halted(job, &text);
         return;
     }
-    const struct cairn_results gradients = cairn_cluster_halts_gradients(job, skip->round);
+    const struct cairn_results gradients = coord_halts_gradients(job, skip->round);
     cairn_results_gradient(&gradients, &job->spec, &text);
-    cairn_log_limited(&job->halts.skips_limit, CAIRN_LOG_WARN,
-                      "job %s: round %" PRIu64 " of step %" PRIu64
-                      " is skipped, because %s: %" PRIu32 " in a row, %" PRIu64 " so far",
-                      job->spec.name, skip->round, skip->version_after.step, text.text,
-                      head.skips.in_row, head.skips.all);
+    log_limited(&job->halts.skips_limit, CAIRN_LOG_WARN,
+                "job %s: round %" PRIu64 " of step %" PRIu64 " is skipped, because %s: %" PRIu32
+                " in a row, %" PRIu64 " so far",
+                job->spec.name, skip->round, skip->version_after.step, text.text, head.skips.in_row,
+                head.skips.all);
 }
 
 /* ==== pace ==== */
@@ -634,7 +622,7 @@ static uint64_t now_us(void)
     return uv_hrtime() / 1000;
 }
 
-void cairn_cluster_pace_note(struct cairn_cluster_pace *pace, uint32_t us)
+void coord_pace_note(struct coord_pace *pace, uint32_t us)
 {
     pace->last_us = us;
     pace->us[pace->next] = us;
@@ -642,10 +630,10 @@ void cairn_cluster_pace_note(struct cairn_cluster_pace *pace, uint32_t us)
     if (pace->count < CAIRN_PACE_STEPS) pace->count++;
 }
 
-bool cairn_cluster_pace_advance(struct cairn_cluster_job *job)
+bool coord_pace_advance(struct coord_job *job)
 {
-    struct cairn_cluster_pace *pace = &job->pace;
-    const struct cairn_version now = cairn_cluster_job_version(job);
+    struct coord_pace *pace = &job->pace;
+    const struct cairn_version now = coord_job_version(job);
     if (cairn_version_compare(now, pace->seen) == 0) return false;
     const bool is_step = pace->seen_us != 0 && now.generation == pace->seen.generation &&
                          now.step == pace->seen.step + 1;
@@ -653,7 +641,7 @@ bool cairn_cluster_pace_advance(struct cairn_cluster_job *job)
     pace->seen = now;
     pace->seen_us = at_us;
     if (!is_step) return false;
-    cairn_cluster_pace_note(pace, us < UINT32_MAX ? (uint32_t)us : UINT32_MAX);
+    coord_pace_note(pace, us < UINT32_MAX ? (uint32_t)us : UINT32_MAX);
     return true;
 }
 
@@ -663,7 +651,7 @@ static int compare(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-uint32_t cairn_cluster_pace_median(const struct cairn_cluster_pace *pace)
+uint32_t coord_pace_median(const struct coord_pace *pace)
 {
     uint32_t sorted[CAIRN_PACE_STEPS];
     if (pace->count == 0) return 0;
@@ -672,18 +660,18 @@ uint32_t cairn_cluster_pace_median(const struct cairn_cluster_pace *pace)
     return sorted[pace->count / 2];
 }
 
-bool cairn_cluster_pace_rests(const struct cairn_cluster_job *job)
+bool coord_pace_rests(const struct coord_job *job)
 {
-    if (job->core == NULL || cairn_round_worker_count(job->core) == 0) return true;
+    if (job->core == NULL || round_worker_count(job->core) == 0) return true;
     const uint64_t quiet_us = now_us() - job->pace.seen_us;
-    return quiet_us > RESTS_US && quiet_us > 3 * (uint64_t)cairn_cluster_pace_median(&job->pace);
+    return quiet_us > RESTS_US && quiet_us > 3 * (uint64_t)coord_pace_median(&job->pace);
 }
 
-bool cairn_cluster_pace_nears_step(const struct cairn_cluster_job *job)
+bool coord_pace_nears_step(const struct coord_job *job)
 {
-    const uint64_t median_us = cairn_cluster_pace_median(&job->pace);
+    const uint64_t median_us = coord_pace_median(&job->pace);
     return median_us <= NEAR_US && now_us() - job->pace.seen_us < 2 * median_us &&
-           !cairn_cluster_pace_rests(job);
+           !coord_pace_rests(job);
 }
 
 /* ==== times ==== */
@@ -695,7 +683,7 @@ enum { COMPUTE = 0, PUSH = 1, FETCH = 3 };
 #define SLOWER_FACTOR 1.2
 #define SLOWER_US     1000
 
-void cairn_step_ring_take(struct cairn_step_ring *ring, const Cairn__StepTimes *told)
+void step_ring_take(struct step_ring *ring, const Cairn__StepTimes *told)
 {
     if (told == NULL || told->n_us == 0) return;
     for (size_t p = 0; p < CAIRN_TIMES_PHASES; p++)
@@ -712,7 +700,7 @@ void cairn_step_ring_take(struct cairn_step_ring *ring, const Cairn__StepTimes *
     ring->memory.copies = told->memory->copies;
 }
 
-uint32_t cairn_times_median(uint32_t *values, size_t count)
+uint32_t times_median(uint32_t *values, size_t count)
 {
     qsort(values, count, sizeof *values, compare);
     return values[count / 2];
@@ -725,26 +713,25 @@ static uint32_t sum_of(const uint32_t us[CAIRN_TIMES_PHASES])
     return sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX;
 }
 
-bool cairn_step_ring_medians(const struct cairn_step_ring *ring, Cairn__StepTimes *out,
-                             uint32_t us[CAIRN_TIMES_PHASES])
+bool step_ring_medians(const struct step_ring *ring, Cairn__StepTimes *out,
+                       uint32_t us[CAIRN_TIMES_PHASES])
 {
     uint32_t values[CAIRN_TIMES_STEPS];
     cairn__step_times__init(out);
     if (ring->count == 0) return false;
     for (size_t p = 0; p < CAIRN_TIMES_PHASES; p++) {
         for (uint32_t i = 0; i < ring->count; i++) values[i] = ring->us[i][p];
-        us[p] = cairn_times_median(values, ring->count);
+        us[p] = times_median(values, ring->count);
     }
     for (uint32_t i = 0; i < ring->count; i++) values[i] = sum_of(ring->us[i]);
-    out->step_us = cairn_times_median(values, ring->count);
+    out->step_us = times_median(values, ring->count);
     out->steps = ring->count;
     out->us = us;
     out->n_us = CAIRN_TIMES_PHASES;
     return true;
 }
 
-bool cairn_step_ring_recent(const struct cairn_step_ring *ring, uint32_t steps,
-                            uint32_t us[CAIRN_TIMES_PHASES])
+bool step_ring_recent(const struct step_ring *ring, uint32_t steps, uint32_t us[CAIRN_TIMES_PHASES])
 {
     uint32_t values[CAIRN_TIMES_STEPS];
     const uint32_t count = ring->count < steps ? ring->count : steps;
@@ -754,31 +741,31 @@ bool cairn_step_ring_recent(const struct cairn_step_ring *ring, uint32_t steps,
             const uint32_t at = (ring->next + CAIRN_TIMES_STEPS - 1 - i) % CAIRN_TIMES_STEPS;
             values[i] = ring->us[at][p] / (p == COMPUTE || p == PUSH ? ring->dealt[at] : 1);
         }
-        us[p] = cairn_times_median(values, count);
+        us[p] = times_median(values, count);
     }
     return true;
 }
 
 /* ---- for those who ask ---- */
 
-struct cairn_times_entry {
+struct times_entry {
     Cairn__StepTimes told; /* its memory is the member's */
     uint32_t us[CAIRN_TIMES_PHASES];
 };
 
 static int by_rank(const void *left, const void *right)
 {
-    const struct cairn_times_entry *a = left, *b = right;
+    const struct times_entry *a = left, *b = right;
     return (a->told.number > b->told.number) - (a->told.number < b->told.number);
 }
 
-static size_t list_workers(const struct cairn_cluster_job *job, struct cairn_times_entry *entries)
+static size_t list_workers(const struct coord_job *job, struct times_entry *entries)
 {
     size_t count = 0;
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        struct cairn_times_entry *entry = &entries[count];
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        struct times_entry *entry = &entries[count];
         if (m->role != CAIRN_ROLE_WIRE_WORKER || m->phase != CAIRN_MEMBER_ATTACHED) continue;
-        cairn_step_ring_medians(&m->times, &entry->told, entry->us);
+        step_ring_medians(&m->times, &entry->told, entry->us);
         entry->told.number = m->rank;
         entry->told.name = m->session->name;
         if (m->times.has_memory) entry->told.memory = &m->times.memory;
@@ -789,12 +776,12 @@ static size_t list_workers(const struct cairn_cluster_job *job, struct cairn_tim
     return count;
 }
 
-static size_t list_shards(const struct cairn_cluster_job *job, struct cairn_times_entry *entries)
+static size_t list_shards(const struct coord_job *job, struct times_entry *entries)
 {
     size_t count = 0;
     CAIRN_EACH_SHARD (job, s) {
-        struct cairn_times_entry *entry = &entries[count++];
-        cairn_step_ring_medians(&job->shards[s].times, &entry->told, entry->us);
+        struct times_entry *entry = &entries[count++];
+        step_ring_medians(&job->shards[s].times, &entry->told, entry->us);
         entry->told.of_shard = true;
         entry->told.number = s;
         entry->told.name = job->shards[s].seat->name;
@@ -804,7 +791,7 @@ static size_t list_shards(const struct cairn_cluster_job *job, struct cairn_time
 
 /* The time for which others wait: a worker's computing and fetching, and all that a shard does
  * but collecting. */
-static uint32_t own_us(const struct cairn_times_entry *entry)
+static uint32_t own_us(const struct times_entry *entry)
 {
     const uint32_t *us = entry->us;
     if (!entry->told.of_shard) return us[COMPUTE] + us[FETCH];
@@ -813,7 +800,7 @@ static uint32_t own_us(const struct cairn_times_entry *entry)
 
 /* Marks the slowest of several entries, all workers or all shards, if it clearly is. `values`
  * has room for one number each. */
-static void mark_slowest(struct cairn_times_entry *entries, size_t count, uint32_t *values)
+static void mark_slowest(struct times_entry *entries, size_t count, uint32_t *values)
 {
     size_t slowest = 0, others = 0;
     for (size_t i = 1; i < count; i++)
@@ -821,12 +808,12 @@ static void mark_slowest(struct cairn_times_entry *entries, size_t count, uint32
     for (size_t i = 0; i < count; i++)
         if (i != slowest && entries[i].told.steps > 0) values[others++] = own_us(&entries[i]);
     if (others == 0) return;
-    const double middle = cairn_times_median(values, others), own = own_us(&entries[slowest]);
+    const double middle = times_median(values, others), own = own_us(&entries[slowest]);
     entries[slowest].told.slowest = own > SLOWER_FACTOR * middle && own > middle + SLOWER_US;
 }
 
-bool cairn_cluster_times_show(const struct cairn_cluster_job *job, struct cairn_times_view *view,
-                              Cairn__JobStatus *status)
+bool coord_times_show(const struct coord_job *job, struct times_view *view,
+                      Cairn__JobStatus *status)
 {
     const size_t most = job->members.count + (size_t)job->seat_count + 1;
     uint32_t *values = calloc(most, sizeof *values);
@@ -846,7 +833,7 @@ bool cairn_cluster_times_show(const struct cairn_cluster_job *job, struct cairn_
     return have;
 }
 
-void cairn_cluster_times_release(struct cairn_times_view *view)
+void coord_times_release(struct times_view *view)
 {
     free(view->entries);
     free(view->list);

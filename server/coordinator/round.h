@@ -12,95 +12,94 @@
 /* The core of a job (server/core/round.h) decides its rounds and epochs: it is told what happens, and its
  * hands do what it says. */
 
-struct cairn_cluster_terms;
+struct coord_terms;
 struct cairn_decision;
 
 /* Who does what a core says: parts.c. */
-struct cairn_cluster_hands {
-    void (*act)(struct cairn_cluster_job *job, const struct cairn_round_action *action);
+struct coord_hands {
+    void (*act)(struct coord_job *job, const struct round_action *action);
     /* The core goes by the next layout: it is durable. Before what the event asks for is done. */
-    void (*in_force)(struct cairn_cluster_job *job);
+    void (*in_force)(struct coord_job *job);
     /* An event is over, and the core may be entered again. */
-    void (*after)(struct cairn_cluster_job *job);
+    void (*after)(struct coord_job *job);
 };
 
 /* A job's core, and the state around it. */
-struct cairn_cluster_rounds {
+struct coord_rounds {
     /* owned */
     void *core_memory;
-    struct cairn_round_actions actions;
+    struct round_actions actions;
     /* of the spec, the newest first; made with the plan, or with the core. NULL: neither is there */
-    struct cairn_cluster_terms *terms;
+    struct coord_terms *terms;
     /* borrowed */
-    const struct cairn_cluster_hands *hands;
+    const struct coord_hands *hands;
 
     bool in_event;       /* the core is not entered twice */
     bool heard;          /* the shards have told this core the job's version */
     bool persist_waits;  /* the core waits until epoch and reserved.round are durable */
     bool persist_failed; /* they are to be stored again, by the tick */
-    struct cairn_log_limit persist_failures;
+    struct log_limit persist_failures;
     /* Why the next epoch will begin, set by whoever brings it about; empty: nobody has. */
     struct cairn_sentence epoch_reason;
     struct cairn_sentence epoch_why; /* why the present one began, for logs and workers */
     struct cairn_sentence put_out;   /* who was, last, at the step's deadline; for status */
     bool has_stepped;                /* a round was applied, */
-    uint64_t stepped_ms;             /* cairn_cluster_now_ms: then; for status */
+    uint64_t stepped_ms;             /* coord_now_ms: then; for status */
 };
 
 /* Makes the job's core, and tells it which of its shards are up. */
-cairn_status cairn_cluster_core_open(struct cairn_cluster_job *job,
-                                     const struct cairn_cluster_hands *hands,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_cluster_job_core_close(struct cairn_cluster_job *job);
+cairn_status coord_core_open(struct coord_job *job, const struct coord_hands *hands,
+                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void coord_job_core_close(struct coord_job *job);
 /* Not from within an event. */
-void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_round_event *event);
+void coord_job_event(struct coord_job *job, const struct round_event *event);
 /* Tells the core the time, and stores again what could not be stored. */
-void cairn_cluster_job_tick(struct cairn_cluster_job *job, uint64_t now_ms);
-void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out);
+void coord_job_tick(struct coord_job *job, uint64_t now_ms);
+void coord_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out);
 /* Borrows the payload. CAIRN_ERR_MALFORMED. */
-cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
-                                               struct cairn_decision *out) CAIRN_MUST_CHECK;
+cairn_status coord_decision_of_message(const Cairn__Decision *message,
+                                       struct cairn_decision *out) CAIRN_MUST_CHECK;
 
 /* ==== terms ==== */
 
 /* Terms: what the core goes by of a spec, which an amendment may change between rounds. */
 
 /* The parts of a spec that the core borrows. */
-struct cairn_cluster_terms {
-    struct cairn_cluster_terms *older; /* the core may still go by them */
-    struct cairn_job_spec_data own;    /* owned: the groups, for their points */
-    struct cairn_round_terms core;     /* its arrays are owned */
-    uint32_t *frozen_tensors;          /* owned: [frozen_tensor_count], by index */
+struct coord_terms {
+    struct coord_terms *older;      /* the core may still go by them */
+    struct cairn_job_spec_data own; /* owned: the groups, for their points */
+    struct round_terms core;        /* its arrays are owned */
+    uint32_t *frozen_tensors;       /* owned: [frozen_tensor_count], by index */
     size_t frozen_tensor_count;
     uint32_t *still; /* owned: [group_count], applied steps in a row with a learning rate of 0 */
 };
 
 /* Makes the terms of a spec that was judged. */
-cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
-                                      struct cairn_cluster_terms **terms_out,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_cluster_terms_free(struct cairn_cluster_terms *terms); /* and the older; NULL is fine */
+cairn_status coord_terms_make(const struct cairn_job_spec_data *spec,
+                              struct coord_terms **terms_out,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void coord_terms_free(struct coord_terms *terms); /* and the older; NULL is fine */
 /* A round is being applied: warns, once, of a group that does not learn for long. */
-void cairn_cluster_terms_applied(struct cairn_cluster_job *job);
+void coord_terms_applied(struct coord_job *job);
 /* The terms of the round that is open, or of the last one if none is. */
-const struct cairn_cluster_terms *cairn_cluster_terms_in_force(const struct cairn_cluster_job *job);
+const struct coord_terms *coord_terms_in_force(const struct coord_job *job);
 /* The job takes them, and its core goes by them from the next round on. */
-void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms);
+void coord_terms_replace(struct coord_job *job, struct coord_terms *terms);
 
 /* ==== halts ==== */
 
 /* A job may halt for rounds that are skipped, and for results that are not finite: see round.c. */
 
 /* The halts of a job that the log was told of. */
-struct cairn_cluster_halts {
-    struct cairn_log_limit skips_limit, results_limit;
+struct coord_halts {
+    struct log_limit skips_limit, results_limit;
     struct cairn_version said;  /* it was looked at the results of this one */
     struct cairn_sentence lost; /* the worker that was lost last, and how; empty: none was */
     bool loss_said;
 };
 
 /* The results that a shard told of its part of a job. */
-struct cairn_cluster_part_results {
+struct coord_part_results {
     struct cairn_results published; /* of the version that the shard published last */
     struct cairn_results gradients; /* of gradients_round, whose sums it told last */
     uint64_t gradients_round;       /* 0: it has told none */
@@ -108,36 +107,33 @@ struct cairn_cluster_part_results {
 
 /* Takes a shard's report of the version that it has published; asked again, a shard reports the
  * same again. */
-void cairn_cluster_halts_take(struct cairn_cluster_job *job, uint32_t shard,
-                              const Cairn__Published *message);
+void coord_halts_take(struct coord_job *job, uint32_t shard, const Cairn__Published *message);
 /* Takes the manifest's report of the version that is restored, before the shards report: as in
  * the manifest, shard 0 reports for all. */
-void cairn_cluster_halts_restored(struct cairn_cluster_job *job, const struct cairn_results *saved);
+void coord_halts_restored(struct coord_job *job, const struct cairn_results *saved);
 /* Elements of the newest version with a result that is not finite, and their tensors
  * (proto/spec/spec.h). */
-uint64_t cairn_cluster_halts_nonfinite(const struct cairn_cluster_job *job,
-                                       char tensors_out[static CAIRN_RESULTS_BYTES]);
+uint64_t coord_halts_nonfinite(const struct coord_job *job,
+                               char tensors_out[static CAIRN_RESULTS_BYTES]);
 /* The same of a job that is damaged by them: of one with init_nonfinite_ok, none. */
-struct cairn_results cairn_cluster_halts_damage(const struct cairn_cluster_job *job);
+struct cairn_results coord_halts_damage(const struct coord_job *job);
 /* Takes a shard's report that so many elements of the sums of a round are not finite. */
-void cairn_cluster_halts_reduced(struct cairn_cluster_job *job, uint32_t shard,
-                                 const Cairn__Reduced *message, uint64_t nonfinite);
+void coord_halts_reduced(struct coord_job *job, uint32_t shard, const Cairn__Reduced *message,
+                         uint64_t nonfinite);
 /* The gradients of that round that are not finite, as far as shards told this coordinator. */
-struct cairn_results cairn_cluster_halts_gradients(const struct cairn_cluster_job *job,
-                                                   uint64_t round);
+struct cairn_results coord_halts_gradients(const struct coord_job *job, uint64_t round);
 /* The member is lost: who it is, and why, for what is said of it. Before the core hears of it. */
-void cairn_cluster_halts_lost(struct cairn_cluster_job *job,
-                              const struct cairn_cluster_member *member, const char *why);
+void coord_halts_lost(struct coord_job *job, const struct coord_member *member, const char *why);
 /* Behind who is awaited: that a worker was lost, if somebody waits for that. */
-void cairn_cluster_halts_add_lost(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+void coord_halts_add_lost(const struct coord_job *job, struct cairn_sentence *out);
 /* After each event of the core: of a new version that has some, the log says so. */
-void cairn_cluster_halts_advance(struct cairn_cluster_job *job);
+void coord_halts_advance(struct coord_job *job);
 /* The log hears of a skip for want of finite gradients. One that lowers the loss scale is the way things
  * go. */
-void cairn_cluster_halts_skipped(struct cairn_cluster_job *job, const struct cairn_decision *skip);
+void coord_halts_skipped(struct coord_job *job, const struct cairn_decision *skip);
 /* Says why no round opens, to whoever asks for one, and to the log. The job's core must be
  * halted. */
-void cairn_cluster_halts_why(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+void coord_halts_why(const struct coord_job *job, struct cairn_sentence *out);
 
 /* ==== pace ==== */
 
@@ -146,7 +142,7 @@ void cairn_cluster_halts_why(const struct cairn_cluster_job *job, struct cairn_s
 enum { CAIRN_PACE_STEPS = 32 };
 
 /* The pace of a job's steps. Zero: nothing is known. */
-struct cairn_cluster_pace {
+struct coord_pace {
     struct cairn_version seen;
     uint64_t seen_us;              /* when it came; 0: it was there before */
     uint32_t us[CAIRN_PACE_STEPS]; /* of the last steps */
@@ -155,15 +151,15 @@ struct cairn_cluster_pace {
 };
 
 /* An event of the core is over. True: with it a step is, which took last_us. */
-bool cairn_cluster_pace_advance(struct cairn_cluster_job *job);
+bool coord_pace_advance(struct coord_job *job);
 /* A step took so long. */
-void cairn_cluster_pace_note(struct cairn_cluster_pace *pace, uint32_t us);
+void coord_pace_note(struct coord_pace *pace, uint32_t us);
 /* The median of the last steps, in microseconds; 0: not known. */
-uint32_t cairn_cluster_pace_median(const struct cairn_cluster_pace *pace);
+uint32_t coord_pace_median(const struct coord_pace *pace);
 /* Nobody trains: no worker is there, or no step came for a second and for longer than three usual ones. */
-bool cairn_cluster_pace_rests(const struct cairn_cluster_job *job);
+bool coord_pace_rests(const struct coord_job *job);
 /* It trains, by steps of a second at most, and one of them is about to end: it can be waited for. */
-bool cairn_cluster_pace_nears_step(const struct cairn_cluster_job *job);
+bool coord_pace_nears_step(const struct coord_job *job);
 
 /* ==== times ==== */
 
@@ -173,7 +169,7 @@ bool cairn_cluster_pace_nears_step(const struct cairn_cluster_job *job);
 enum { CAIRN_TIMES_STEPS = 32, CAIRN_TIMES_PHASES = 4 };
 
 /* The last steps. Zero: none. */
-struct cairn_step_ring {
+struct step_ring {
     uint32_t us[CAIRN_TIMES_STEPS][CAIRN_TIMES_PHASES];
     uint32_t dealt[CAIRN_TIMES_STEPS]; /* micro-batches in each */
     uint32_t next, count;
@@ -184,26 +180,26 @@ struct cairn_step_ring {
 };
 
 /* NULL: it was not told. Phases that are missing are 0. */
-void cairn_step_ring_take(struct cairn_step_ring *ring, const Cairn__StepTimes *told);
+void step_ring_take(struct step_ring *ring, const Cairn__StepTimes *told);
 /* Medians; `out` is initialized and borrows `us`. False: there are no steps. */
-bool cairn_step_ring_medians(const struct cairn_step_ring *ring, Cairn__StepTimes *out,
-                             uint32_t us[CAIRN_TIMES_PHASES]);
+bool step_ring_medians(const struct step_ring *ring, Cairn__StepTimes *out,
+                       uint32_t us[CAIRN_TIMES_PHASES]);
 
 /* The same of the last so many, and of what is the longer the more micro-batches were dealt: for one of them.
  * False: there are not half as many steps. */
-bool cairn_step_ring_recent(const struct cairn_step_ring *ring, uint32_t steps,
-                            uint32_t us[CAIRN_TIMES_PHASES]);
+bool step_ring_recent(const struct step_ring *ring, uint32_t steps,
+                      uint32_t us[CAIRN_TIMES_PHASES]);
 /* The upper one of two. Puts them in order. */
-uint32_t cairn_times_median(uint32_t *values, size_t count);
+uint32_t times_median(uint32_t *values, size_t count);
 
-struct cairn_times_view {
-    struct cairn_times_entry *entries; /* owned */
-    Cairn__StepTimes **list;           /* owned: to those of the entries */
+struct times_view {
+    struct times_entry *entries; /* owned */
+    Cairn__StepTimes **list;     /* owned: to those of the entries */
 };
 /* Fills in `times` of the status. False: no memory. */
-bool cairn_cluster_times_show(const struct cairn_cluster_job *job, struct cairn_times_view *view,
-                              Cairn__JobStatus *status);
-void cairn_cluster_times_release(struct cairn_times_view *view);
+bool coord_times_show(const struct coord_job *job, struct times_view *view,
+                      Cairn__JobStatus *status);
+void coord_times_release(struct times_view *view);
 
 /* ==== straggler ==== */
 
@@ -217,66 +213,65 @@ void cairn_cluster_times_release(struct cairn_times_view *view);
 enum { CAIRN_STRAGGLER_STEPS = 8, CAIRN_STRAGGLER_LACKS = 8 };
 
 /* The phases of a worker's step, as StepTimes has them. */
-enum cairn_phase { CAIRN_PHASE_COMPUTE, CAIRN_PHASE_PUSH, CAIRN_PHASE_WAIT, CAIRN_PHASE_FETCH };
+enum phase { CAIRN_PHASE_COMPUTE, CAIRN_PHASE_PUSH, CAIRN_PHASE_WAIT, CAIRN_PHASE_FETCH };
 
 /* A worker's medians over its last CAIRN_STRAGGLER_STEPS steps. Where micro-batches are dealt,
  * compute and push are for one micro-batch, since one worker may have more of them than another. */
-struct cairn_straggler_sample {
+struct straggler_sample {
     uint32_t us[CAIRN_TIMES_PHASES];
     uint32_t micros; /* that it has in a step, at least 1 */
     bool told;       /* there are enough of them */
 };
-struct cairn_straggler_found {
+struct straggler_found {
     size_t index; /* in the samples */
-    enum cairn_phase phase;
+    enum phase phase;
     uint32_t us, others_us; /* of that phase: its own, the middle of the others */
     uint64_t longer_us;     /* a step is, by that */
 };
 /* Judges the last steps. Pure; scratch: [count]. False: nobody clearly holds the others up. */
-bool cairn_straggler_find(const struct cairn_straggler_sample *samples, size_t count,
-                          uint32_t *scratch, struct cairn_straggler_found *out);
+bool straggler_find(const struct straggler_sample *samples, size_t count, uint32_t *scratch,
+                    struct straggler_found *out);
 
 /* A member of whom a shard lacks something of the round; begun: it has a part of it. */
-struct cairn_straggler_lack {
+struct straggler_lack {
     uint64_t member;
     bool begun;
 };
 
 /* The straggler of a job. */
-struct cairn_cluster_straggler {
-    uint64_t round,
-        opened_ms;     /* cairn_cluster_now_ms: the last round that opened; round 0: a write */
-    uint64_t asked_ms; /* its shards were asked whom they lack */
-    bool answered;     /* a shard has, since */
-    struct cairn_straggler_lack lacks[CAIRN_STRAGGLER_LACKS]; /* of all shards that answered */
+struct coord_straggler {
+    uint64_t round, opened_ms; /* coord_now_ms: the last round that opened; round 0: a write */
+    uint64_t asked_ms;         /* its shards were asked whom they lack */
+    bool answered;             /* a shard has, since */
+    struct straggler_lack lacks[CAIRN_STRAGGLER_LACKS]; /* of all shards that answered */
     uint32_t lack_count;
     /* what was found last; member 0: nobody */
     uint64_t member, waited_ms; /* waited_ms: by the open round; 0: over the last steps */
     uint32_t others;            /* beside it, for whom the open round waits, too */
-    enum cairn_phase phase;
+    enum phase phase;
     bool flies; /* the open round waits for what is on its way to or from the worker */
     uint32_t us, others_us;
     /* what the log was told, and when */
     uint64_t said_member, said_ms;
-    enum cairn_phase said_phase;
+    enum phase said_phase;
 };
 
 /* A round is open, of steps or (write) of a write. */
-void cairn_cluster_straggler_opened(struct cairn_cluster_job *job, uint64_t round, bool write);
+void coord_straggler_opened(struct coord_job *job, uint64_t round, bool write);
 /* Takes a shard's word of what it lacks of the open round, at the step's deadline or since we
  * asked. */
-void cairn_cluster_straggler_lacks(struct cairn_cluster_job *job, const Cairn__Lacks *lacks);
+void coord_straggler_lacks(struct coord_job *job, const Cairn__Lacks *lacks);
 /* Judges anew, and tells the log what is new. */
-void cairn_cluster_straggler_tick(struct cairn_cluster_job *job);
+void coord_straggler_tick(struct coord_job *job);
 
 /* A message with what it borrows. */
-struct cairn_straggler_view {
+struct straggler_view {
     Cairn__Straggler told;
     struct cairn_sentence text;
 };
 /* Fills in `straggler` of the status; NULL stays where nobody holds the job up. */
-void cairn_cluster_straggler_show(const struct cairn_cluster_job *job,
-                                  struct cairn_straggler_view *view, Cairn__JobStatus *status);
+void coord_straggler_show(const struct coord_job *job, struct straggler_view *view,
+                          Cairn__JobStatus *status);
 
 /* ==== groups ==== */
 
@@ -303,8 +298,8 @@ void cairn_cluster_straggler_show(const struct cairn_cluster_job *job,
 
 #define CAIRN_GROUPS_ALONE UINT32_MAX
 
-struct cairn_groups_plan {
-    /* owned: freed by cairn_groups_plan_release */
+struct groups_plan {
+    /* owned: freed by groups_plan_release */
     uint32_t *group_of; /* [worker_count] groups are numbered by their least rank */
     uint32_t *first;    /* [group_count] its worker of least rank */
     uint32_t *relays;   /* [relay_count] shards, ascending in a group, group behind group */
@@ -314,30 +309,29 @@ struct cairn_groups_plan {
 
 /* Contributors by rank and shards, each by the name of its host ("": not known, or a shard that is away).
  * CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_groups_plan_make(const char *const *worker_hosts, uint32_t worker_count,
-                                    const char *const *shard_hosts, uint32_t shard_count,
-                                    struct cairn_groups_plan *plan_out) CAIRN_MUST_CHECK;
-void cairn_groups_plan_release(struct cairn_groups_plan *plan);
+cairn_status groups_plan_make(const char *const *worker_hosts, uint32_t worker_count,
+                              const char *const *shard_hosts, uint32_t shard_count,
+                              struct groups_plan *plan_out) CAIRN_MUST_CHECK;
+void groups_plan_release(struct groups_plan *plan);
 
 /* Which of plan->relays serves the owner in that group; CAIRN_GROUPS_ALONE: its worker does. */
-uint32_t cairn_groups_relay_of(const struct cairn_groups_plan *plan, uint32_t group,
-                               uint32_t owner);
+uint32_t groups_relay_of(const struct groups_plan *plan, uint32_t group, uint32_t owner);
 
 /* ---- what a job keeps of them ---- */
 
-struct cairn_group_relay {
+struct group_relay {
     uint64_t number, token; /* as a member of owners */
     uint32_t shard, group;
 };
 
-struct cairn_cluster_groups {
+struct coord_groups {
     /* owned: of the last round of steps that opened */
     uint64_t *members; /* [plan.worker_count] by rank */
-    struct cairn_groups_plan plan;
-    struct cairn_group_relay *relays; /* [plan.relay_count], as plan.relays */
+    struct groups_plan plan;
+    struct group_relay *relays; /* [plan.relay_count], as plan.relays */
     uint32_t *relay_of; /* [shard_room] place in relays; CAIRN_GROUPS_ALONE: it does not relay */
     char **names;       /* [now.group_count] "s0, s1"; NULL: not known, or no relay */
-    uint64_t *opened;   /* [plan.group_count] for cairn_cluster_groups_fill */
+    uint64_t *opened;   /* [plan.group_count] for coord_groups_fill */
     /* owned: who is added up together; before: in the last step that others than `now` made */
     struct cairn_rank_groups now, before;
     bool made_step; /* `now` made the last one */
@@ -357,32 +351,31 @@ struct cairn_cluster_groups {
 /* ---- groups.c ---- */
 
 /* A job that was in the store: its shards may relay for what an incarnation before this one told them. */
-cairn_status cairn_cluster_groups_doubt(struct cairn_cluster_job *job) CAIRN_MUST_CHECK;
+cairn_status coord_groups_doubt(struct coord_job *job) CAIRN_MUST_CHECK;
 /* A snapshot became the job: these groups made its last step. */
-cairn_status cairn_cluster_groups_restored(struct cairn_cluster_job *job,
-                                           const struct cairn_rank_groups *groups) CAIRN_MUST_CHECK;
-void cairn_cluster_groups_free(struct cairn_cluster_job *job);
+cairn_status coord_groups_restored(struct coord_job *job,
+                                   const struct cairn_rank_groups *groups) CAIRN_MUST_CHECK;
+void coord_groups_free(struct coord_job *job);
 /* The shards have dropped what they were told: another generation of the job. */
-void cairn_cluster_groups_forget(struct cairn_cluster_job *job);
+void coord_groups_forget(struct coord_job *job);
 /* Another layout comes: relays end, and owners forget them; the next round forms the groups anew. */
-void cairn_cluster_groups_forget_told(struct cairn_cluster_job *job);
+void coord_groups_forget_told(struct coord_job *job);
 /* A member left: the next round looks again. */
-void cairn_cluster_groups_member_gone(struct cairn_cluster_job *job);
+void coord_groups_member_gone(struct coord_job *job);
 /* The shard's connection ended: it forgets members that it is not told of again. */
-void cairn_cluster_groups_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
+void coord_groups_shard_gone(struct coord_job *job, uint32_t shard);
 
 /* A round of steps opens: forms the groups, and tells the shards what they do not know yet. False: there
  * are none in it, every shard is opened alike. */
-bool cairn_cluster_groups_open(struct cairn_cluster_job *job, uint64_t round,
-                               const uint64_t *members, uint32_t member_count);
+bool coord_groups_open(struct coord_job *job, uint64_t round, const uint64_t *members,
+                       uint32_t member_count);
 /* The open round is decided: it is a step. */
-void cairn_cluster_groups_stepped(struct cairn_cluster_job *job);
+void coord_groups_stepped(struct coord_job *job);
 /* The contributors of that round at a shard, and as what it relays; borrowed until the next call. */
-void cairn_cluster_groups_fill(const struct cairn_cluster_job *job, uint32_t shard,
-                               Cairn__RoundOpen *open);
+void coord_groups_fill(const struct coord_job *job, uint32_t shard, Cairn__RoundOpen *open);
 /* A shard cannot do with that relay: true if it is one. There are no groups then until somebody comes or
  * goes, and the open round is void. */
-bool cairn_cluster_groups_fault(struct cairn_cluster_job *job, uint64_t member, const char *text);
+bool coord_groups_fault(struct coord_job *job, uint64_t member, const char *text);
 
 /* ---- what there is ---- */
 
@@ -390,16 +383,16 @@ bool cairn_cluster_groups_fault(struct cairn_cluster_job *job, uint64_t member, 
 #define CAIRN_GROUPS_NOT_OF_TILES "the workers hold tiles"
 
 #define CAIRN_GROUPS_SHOWN 64
-struct cairn_groups_view {
+struct groups_view {
     Cairn__ReduceGroup groups[CAIRN_GROUPS_SHOWN];
     Cairn__ReduceGroup *list[CAIRN_GROUPS_SHOWN];
 };
 /* Shows the groups of the last round that opened, borrowed from the job. If workers hold tiles,
  * there are none. */
-void cairn_cluster_groups_show(const struct cairn_cluster_job *job, struct cairn_groups_view *view,
-                               Cairn__JobStatus *out);
+void coord_groups_show(const struct coord_job *job, struct groups_view *view,
+                       Cairn__JobStatus *out);
 /* Copies the groups of the round that made the present version. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_cluster_groups_record(const struct cairn_cluster_job *job,
-                                         struct cairn_rank_groups *out) CAIRN_MUST_CHECK;
+cairn_status coord_groups_record(const struct coord_job *job,
+                                 struct cairn_rank_groups *out) CAIRN_MUST_CHECK;
 
 #endif

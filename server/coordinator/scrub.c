@@ -32,12 +32,12 @@ struct put_off {
     uint64_t until_ns;
 };
 
-struct cairn_cluster_scrub {
-    struct cairn_task task;                /* first */
-    struct cairn_cluster_scrub *next_left; /* of those whose threads were not back */
-    struct cairn_pool *pool_left;          /* its pool then */
-    struct cairn_pool *pool;               /* owned */
-    const struct cairn_cluster *cluster;
+struct coord_scrub {
+    struct task task;              /* first */
+    struct coord_scrub *next_left; /* of those whose threads were not back */
+    struct cairn_pool *pool_left;  /* its pool then */
+    struct cairn_pool *pool;       /* owned */
+    const struct coord *cluster;
     struct wanted wanted[WANTED_MAX]; /* [wanted_count], the oldest first */
     size_t wanted_count;
     bool running, is_left; /* left: it was closed, and its thread is not back */
@@ -66,7 +66,7 @@ static uint64_t now_ns(void)
 /* As long as the block took. */
 static bool pace(void *context, uint64_t done, uint64_t total, const char *file)
 {
-    struct cairn_cluster_scrub *scrub = context;
+    struct coord_scrub *scrub = context;
     const uint64_t took_ns = now_ns() - scrub->block_began_ns;
     const uint64_t rest_ns = took_ns < 1000000000 ? took_ns : 1000000000;
     (void)done;
@@ -78,7 +78,7 @@ static bool pace(void *context, uint64_t done, uint64_t total, const char *file)
     return !atomic_load(&scrub->stop);
 }
 
-static bool is_put_off(const struct cairn_cluster_scrub *scrub, const char *id)
+static bool is_put_off(const struct coord_scrub *scrub, const char *id)
 {
     for (size_t i = 0; i < WANTED_MAX; i++) {
         const struct put_off *p = &scrub->put_off[i];
@@ -90,14 +90,13 @@ static bool is_put_off(const struct cairn_cluster_scrub *scrub, const char *id)
 }
 
 /* The one that was read longest ago, if that is every_s ago, or never. */
-static cairn_status find_due(struct cairn_cluster_scrub *scrub, struct cairn_sentence *why)
+static cairn_status find_due(struct coord_scrub *scrub, struct cairn_sentence *why)
 {
-    struct cairn_cluster_found found;
+    struct coord_found found;
     struct cairn_snapshot_words words = { .latest = "" };
-    const uint64_t now_s = cairn_wall_unix_s();
+    const uint64_t now_s = wall_unix_s();
     uint64_t oldest_s = UINT64_MAX;
-    cairn_status status = cairn_cluster_find_snapshots(scrub->cluster, scrub->at.job, NULL, &found,
-                                                       why);
+    cairn_status status = coord_find_snapshots(scrub->cluster, scrub->at.job, NULL, &found, why);
     if (status == CAIRN_OK)
         status = cairn_snapshot_words_load(scrub->cluster->storage.path, scrub->at.job, &words,
                                            why);
@@ -111,11 +110,11 @@ static cairn_status find_due(struct cairn_cluster_scrub *scrub, struct cairn_sen
         snprintf(scrub->at.id, sizeof scrub->at.id, "%s", id);
     }
     cairn_snapshot_words_release(&words);
-    cairn_cluster_found_release(&found);
+    coord_found_release(&found);
     return status == CAIRN_OK && scrub->at.id[0] == '\0' ? CAIRN_ERR_NOT_READY : status;
 }
 
-static cairn_status verify(struct cairn_cluster_scrub *scrub, struct cairn_sentence *why)
+static cairn_status verify(struct coord_scrub *scrub, struct cairn_sentence *why)
 {
     struct cairn_snapshot snapshot;
     const struct cairn_verify asked = { .ahead = 1, .progress = pace, .context = scrub };
@@ -142,7 +141,7 @@ static bool is_damage(cairn_status status)
 
 /* Puts off a snapshot that cannot be read now: if it were the next one again, all others would
  * wait for it. */
-static void put_off(struct cairn_cluster_scrub *scrub)
+static void put_off(struct coord_scrub *scrub)
 {
     if (scrub->at.id[0] == '\0' || scrub->status == CAIRN_ERR_CANCELED) return;
     struct put_off *last = &scrub->put_off[scrub->put_off_count++ % WANTED_MAX];
@@ -150,14 +149,14 @@ static void put_off(struct cairn_cluster_scrub *scrub)
     last->until_ns = now_ns() + PUT_OFF_S * UINT64_C(1000000000);
 }
 
-static void run(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct cairn_cluster_scrub *scrub = (struct cairn_cluster_scrub *)task;
+    struct coord_scrub *scrub = (struct coord_scrub *)task;
     struct cairn_sentence said;
     (void)item;
     (void)thread;
     scrub->why.text[0] = '\0';
-    scrub->status = cairn_cluster_storage_seen(scrub->cluster, &scrub->why);
+    scrub->status = coord_storage_seen(scrub->cluster, &scrub->why);
     if (scrub->status == CAIRN_OK && scrub->at.id[0] == '\0')
         scrub->status = find_due(scrub, &scrub->why);
     if (scrub->status == CAIRN_OK) scrub->status = verify(scrub, &scrub->why);
@@ -165,7 +164,7 @@ static void run(struct cairn_task *task, uint32_t item, uint32_t thread)
         put_off(scrub);
         return;
     }
-    const cairn_status noted = cairn_cluster_snapshot_note_check(
+    const cairn_status noted = coord_snapshot_note_check(
         scrub->cluster, scrub->at.job, scrub->at.id, scrub->status == CAIRN_OK, &said);
     if (noted == CAIRN_ERR_NOT_FOUND) // removed while it was read
         scrub->status = noted;
@@ -176,51 +175,50 @@ static void run(struct cairn_task *task, uint32_t item, uint32_t thread)
 
 /* ---- on the loop ---- */
 
-static void on_run(struct cairn_task *task)
+static void on_run(struct task *task)
 {
-    struct cairn_cluster_scrub *scrub = (struct cairn_cluster_scrub *)task;
-    struct cairn_cluster *cluster = (struct cairn_cluster *)(uintptr_t)scrub->cluster;
+    struct coord_scrub *scrub = (struct coord_scrub *)task;
+    struct coord *cluster = (struct coord *)(uintptr_t)scrub->cluster;
     scrub->running = false;
     if (cluster->closing) return;
     if (is_damage(scrub->status)) {
         cairn_log_error("snapshot %s of job %s is damaged: %s", scrub->at.id, scrub->at.job,
                         scrub->why.text);
-        cairn_cluster_event_note(cluster, CAIRN_EVENT_DAMAGED, scrub->at.job, NULL,
-                                 "%s is damaged: %s", scrub->at.id,
-                                 cairn_sentence_brief(scrub->why.text, 900).text);
+        coord_event_note(cluster, CAIRN_EVENT_DAMAGED, scrub->at.job, NULL, "%s is damaged: %s",
+                         scrub->at.id, cairn_sentence_brief(scrub->why.text, 900).text);
     } else if (scrub->status == CAIRN_OK) {
         scrub->looked_ms = 0; // there may be more of them
-        cairn_cluster_snapshot_keep(cluster, scrub->at.job);
+        coord_snapshot_keep(cluster, scrub->at.job);
     } else if (scrub->status != CAIRN_ERR_NOT_READY && scrub->status != CAIRN_ERR_CANCELED &&
                scrub->status != CAIRN_ERR_NOT_FOUND) {
         cairn_log_warn("snapshots of job %s were not read: %s", scrub->at.job, scrub->why.text);
     }
-    cairn_cluster_scrub_tick(cluster);
+    coord_scrub_tick(cluster);
 }
 
 /* The next job in turn that has its snapshots read by itself; NULL: none has. */
-static const struct cairn_cluster_job *next_job(struct cairn_cluster_scrub *scrub)
+static const struct coord_job *next_job(struct coord_scrub *scrub)
 {
-    const struct cairn_cluster_job *chosen = NULL;
+    const struct coord_job *chosen = NULL;
     uint64_t count = 0, at = 0;
-    for (const struct cairn_cluster_job *j = scrub->cluster->jobs; j != NULL; j = j->next)
+    for (const struct coord_job *j = scrub->cluster->jobs; j != NULL; j = j->next)
         count += j->spec.policy.snapshot_scrub_every_s > 0;
     if (count == 0) return NULL;
-    for (const struct cairn_cluster_job *j = scrub->cluster->jobs; j != NULL; j = j->next)
+    for (const struct coord_job *j = scrub->cluster->jobs; j != NULL; j = j->next)
         if (j->spec.policy.snapshot_scrub_every_s > 0 && at++ == scrub->turn % count) chosen = j;
     scrub->turn++;
     return chosen;
 }
 
-static void start(struct cairn_cluster_scrub *scrub)
+static void start(struct coord_scrub *scrub)
 {
     scrub->running = true;
-    cairn_pool_submit(scrub->pool, &scrub->task);
+    pool_submit(scrub->pool, &scrub->task);
 }
 
-void cairn_cluster_scrub_tick(struct cairn_cluster *cluster)
+void coord_scrub_tick(struct coord *cluster)
 {
-    struct cairn_cluster_scrub *scrub = cluster->scrub;
+    struct coord_scrub *scrub = cluster->scrub;
     if (scrub->running || cluster->closing) return;
     if (scrub->wanted_count > 0) {
         scrub->at = scrub->wanted[0];
@@ -228,10 +226,10 @@ void cairn_cluster_scrub_tick(struct cairn_cluster *cluster)
         start(scrub);
         return;
     }
-    const uint64_t now_ms = cairn_cluster_now_ms(cluster);
+    const uint64_t now_ms = coord_now_ms(cluster);
     const uint64_t look_every_ms = LOOK_EVERY * (uint64_t)cluster->options->heartbeat_ms;
     if (scrub->looked_ms != 0 && now_ms - scrub->looked_ms < look_every_ms) return;
-    const struct cairn_cluster_job *job = next_job(scrub);
+    const struct coord_job *job = next_job(scrub);
     if (job == NULL) return;
     scrub->looked_ms = now_ms + 1; // not 0
     scrub->at.id[0] = '\0';
@@ -240,40 +238,39 @@ void cairn_cluster_scrub_tick(struct cairn_cluster *cluster)
     start(scrub);
 }
 
-void cairn_cluster_scrub_want(struct cairn_cluster *cluster, const char *job, const char *id)
+void coord_scrub_want(struct coord *cluster, const char *job, const char *id)
 {
-    struct cairn_cluster_scrub *scrub = cluster->scrub;
+    struct coord_scrub *scrub = cluster->scrub;
     if (scrub->wanted_count == WANTED_MAX) return;
     struct wanted *wanted = &scrub->wanted[scrub->wanted_count++];
     snprintf(wanted->job, sizeof wanted->job, "%s", job);
     snprintf(wanted->id, sizeof wanted->id, "%s", id);
-    cairn_cluster_scrub_tick(cluster);
+    coord_scrub_tick(cluster);
 }
 
-cairn_status cairn_cluster_scrub_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+cairn_status coord_scrub_open(struct coord *cluster, struct cairn_sentence *why)
 {
-    struct cairn_cluster_scrub *scrub = calloc(1, sizeof *scrub);
+    struct coord_scrub *scrub = calloc(1, sizeof *scrub);
     if (scrub == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     scrub->cluster = cluster;
-    scrub->task = (struct cairn_task) { .run = run, .done = on_run, .item_count = 1 };
+    scrub->task = (struct task) { .run = run, .done = on_run, .item_count = 1 };
     cluster->scrub = scrub;
-    return cairn_pool_open(cluster->loop, "cairn-scrub", 1, cairn_thread_yield, &scrub->pool, why);
+    return pool_open(cluster->loop, "cairn-scrub", 1, thread_yield, &scrub->pool, why);
 }
 
-void cairn_cluster_scrub_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
-                               void *context)
+void coord_scrub_close(struct coord *cluster, void (*on_closed)(void *context), void *context)
 {
-    struct cairn_cluster_scrub *scrub = cluster->scrub;
+    struct coord_scrub *scrub = cluster->scrub;
     if (scrub == NULL || scrub->pool == NULL) return;
     atomic_store(&scrub->stop, true);
-    scrub->is_left = !cairn_pool_close_within(scrub->pool, CLOSE_MS, on_closed, context);
+    scrub->is_left = !pool_close_within(scrub->pool, CLOSE_MS, on_closed, context);
     if (scrub->is_left) scrub->pool_left = scrub->pool;
     scrub->pool = NULL;
 }
 
-bool cairn_cluster_scrub_free(struct cairn_cluster *cluster)
+bool coord_scrub_free(struct coord *cluster)
 {
-    static struct cairn_cluster_scrub *left; // until the process ends
+    static struct coord_scrub *left; // until the process ends
     const bool is_left = cluster->scrub != NULL && cluster->scrub->is_left;
     if (is_left) {
         cluster->scrub->next_left = left;
@@ -287,14 +284,14 @@ bool cairn_cluster_scrub_free(struct cairn_cluster *cluster)
 
 /* ==== advise ==== */
 
-struct cairn_advise_found cairn_advise(const struct cairn_advise_given *given)
+struct advise_found cairn_advise(const struct advise_given *given)
 {
     const double young_s = sqrt(2 * given->mtbf_s * given->cost_s);
     const bool by_write = !(young_s >= given->write_s);
     double interval_s = round(by_write ? given->write_s : young_s);
     if (!(interval_s >= 1)) interval_s = 1;
     if (interval_s > CAIRN_SPEC_SNAPSHOT_S_MAX) interval_s = CAIRN_SPEC_SNAPSHOT_S_MAX;
-    struct cairn_advise_found found = { .interval_s = (uint32_t)interval_s, .by_write = by_write };
+    struct advise_found found = { .interval_s = (uint32_t)interval_s, .by_write = by_write };
     if (given->step_s > 0) {
         const double steps = round(interval_s / given->step_s);
         found.interval_steps = steps < 1 ? 1 : (uint64_t)fmin(steps, 1e15);
@@ -302,24 +299,24 @@ struct cairn_advise_found cairn_advise(const struct cairn_advise_given *given)
     return found;
 }
 
-static void fill_measured(struct cairn_cluster_job *job, Cairn__SnapshotAdvice *out)
+static void fill_measured(struct coord_job *job, Cairn__SnapshotAdvice *out)
 {
-    const struct cairn_cluster_cost *cost = &job->snapshots.cost;
-    const uint32_t plain_us = cairn_cluster_pace_median(&cost->plain);
+    const struct coord_cost *cost = &job->snapshots.cost;
+    const uint32_t plain_us = coord_pace_median(&cost->plain);
     uint32_t extras_us[CAIRN_COST_SNAPSHOTS], writes_us[CAIRN_COST_SNAPSHOTS];
-    out->step_us = plain_us > 0 ? plain_us : cairn_cluster_pace_median(&job->pace);
+    out->step_us = plain_us > 0 ? plain_us : coord_pace_median(&job->pace);
     out->measured = cost->count;
     if (cost->count == 0) return;
     memcpy(extras_us, cost->extras_us, sizeof extras_us); // the median puts them in order
     memcpy(writes_us, cost->writes_us, sizeof writes_us);
-    out->cost_us = cairn_times_median(extras_us, cost->count);
-    out->write_us = cairn_times_median(writes_us, cost->count);
+    out->cost_us = times_median(extras_us, cost->count);
+    out->write_us = times_median(writes_us, cost->count);
 }
 
-static void fill_faults(struct cairn_cluster_job *job, uint64_t given_s, Cairn__SnapshotAdvice *out)
+static void fill_faults(struct coord_job *job, uint64_t given_s, Cairn__SnapshotAdvice *out)
 {
-    struct cairn_event_faults faults;
-    cairn_cluster_events_faults(job->cluster, job->spec.name, &faults);
+    struct event_faults faults;
+    coord_events_faults(job->cluster, job->spec.name, &faults);
     const uint64_t count = faults.shards + faults.workers;
     out->shard_faults = faults.shards;
     out->worker_faults = faults.workers;
@@ -342,26 +339,26 @@ static void judge(Cairn__SnapshotAdvice *out, struct cairn_sentence *note)
     else if (out->mtbf_s == 0)
         cairn_sentence_set(note, "no fault was seen yet; say how often you expect one: --mtbf 7d");
     if (note->text[0] != '\0') return;
-    const struct cairn_advise_given given = { .mtbf_s = (double)out->mtbf_s,
-                                              .cost_s = (double)out->cost_us * 1e-6,
-                                              .write_s = (double)out->write_us * 1e-6,
-                                              .step_s = (double)out->step_us * 1e-6 };
-    const struct cairn_advise_found found = cairn_advise(&given);
+    const struct advise_given given = { .mtbf_s = (double)out->mtbf_s,
+                                        .cost_s = (double)out->cost_us * 1e-6,
+                                        .write_s = (double)out->write_us * 1e-6,
+                                        .step_s = (double)out->step_us * 1e-6 };
+    const struct advise_found found = cairn_advise(&given);
     out->interval_s = found.interval_s;
     out->interval_steps = found.interval_steps;
     if (found.by_write)
         cairn_sentence_set(note, "as often as one can be written: Young's rule asks for more");
 }
 
-void cairn_cluster_snapshot_advise(struct cairn_cluster_session *session, uint32_t request,
-                                   const Cairn__SnapshotAdvise *message)
+void coord_snapshot_advise(struct coord_session *session, uint32_t request,
+                           const Cairn__SnapshotAdvise *message)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, message->job);
+    struct coord_job *job = coord_job_find(session->cluster, message->job);
     Cairn__SnapshotAdvice advice = CAIRN__SNAPSHOT_ADVICE__INIT;
     struct cairn_sentence text;
     if (job == NULL) {
         cairn_sentence_set(&text, "there is no job %.100s; `cairn job list`", message->job);
-        cairn_cluster_session_error(session, request, CAIRN_ERR_NOT_FOUND, text.text);
+        coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, text.text);
         return;
     }
     advice.job = job->spec.name;
@@ -371,7 +368,7 @@ void cairn_cluster_snapshot_advise(struct cairn_cluster_session *session, uint32
     fill_faults(job, message->mtbf_s, &advice);
     judge(&advice, &text);
     advice.note = text.text;
-    cairn_cluster_session_send(session, CAIRN_MSG_SNAPSHOT_ADVICE, request, &advice.base);
+    coord_session_send(session, CAIRN_MSG_SNAPSHOT_ADVICE, request, &advice.base);
 }
 
 /* ==== list ==== */
@@ -379,14 +376,14 @@ void cairn_cluster_snapshot_advise(struct cairn_cluster_session *session, uint32
 /* An admin asks for the snapshots in the store folder; they are read on another thread. */
 
 struct listing {
-    struct cairn_cluster_work work;
+    struct coord_work work;
     cairn_status status;
     struct cairn_sentence why;
     /* owned */
     char *job; /* NULL = of all */
     char *id;  /* one alone; NULL = list */
     struct cairn_key_ring ring;
-    struct cairn_cluster_found found;
+    struct coord_found found;
     struct said *said; /* [found.count]; NULL: nothing is */
 };
 
@@ -406,7 +403,7 @@ static void free_listing(struct listing *listing)
         free(listing->said[i].list);
     }
     free(listing->said);
-    cairn_cluster_found_release(&listing->found);
+    coord_found_release(&listing->found);
     free(listing->job);
     free(listing->id);
     free(listing);
@@ -432,7 +429,7 @@ static void take_words(const struct cairn_snapshot_words *words, const char *id,
  * better than none. */
 static void read_words(struct listing *listing)
 {
-    const struct cairn_cluster_found *found = &listing->found;
+    const struct coord_found *found = &listing->found;
     listing->said = calloc(found->count + 1, sizeof *listing->said);
     for (size_t i = 0; listing->said != NULL && i < found->count; i++) {
         const char *job = found->list[i].manifest.spec.name;
@@ -460,13 +457,13 @@ static void fill_words(const struct listing *listing, size_t i, Cairn__SnapshotS
     out->n_tags = said->tag_count;
 }
 
-static void read_store(struct cairn_cluster_work *work)
+static void read_store(struct coord_work *work)
 {
     struct listing *listing = (struct listing *)work;
-    listing->status = cairn_cluster_find_snapshots(work->cluster, listing->job, listing->id,
-                                                   &listing->found, &listing->why);
+    listing->status = coord_find_snapshots(work->cluster, listing->job, listing->id,
+                                           &listing->found, &listing->why);
     for (size_t i = 0; i < listing->found.count; i++) {
-        struct cairn_found_snapshot *f = &listing->found.list[i];
+        struct found_snapshot *f = &listing->found.list[i];
         struct cairn_sentence what;
         cairn_manifest_trust(&f->manifest, &listing->ring, &what);
         snprintf(f->signature, sizeof f->signature, "%.*s", (int)sizeof f->signature - 1,
@@ -479,7 +476,7 @@ static void read_store(struct cairn_cluster_work *work)
 static bool is_unknown(const struct listing *listing)
 {
     return listing->job != NULL && listing->found.count == 0 &&
-           cairn_cluster_job_find(listing->work.cluster, listing->job) == NULL;
+           coord_job_find(listing->work.cluster, listing->job) == NULL;
 }
 
 /* Its manifest is there already: the loop has yet to hear of it. */
@@ -494,19 +491,19 @@ static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus 
 
 /* Lists the snapshots that are being taken; borrows from their jobs. Both arrays are the
  * caller's to free. False: no memory. */
-static bool list_running(const struct listing *listing, struct cairn_snapshot_view **views,
+static bool list_running(const struct listing *listing, struct snapshot_view **views,
                          Cairn__SnapshotList *message)
 {
     size_t count = 0;
-    const struct cairn_cluster_job *jobs = listing->work.cluster->jobs;
-    for (const struct cairn_cluster_job *j = jobs; j != NULL; j = j->next) count++;
+    const struct coord_job *jobs = listing->work.cluster->jobs;
+    for (const struct coord_job *j = jobs; j != NULL; j = j->next) count++;
     *views = calloc(count + 1, sizeof **views);
     message->running = calloc(count + 1, sizeof *message->running);
     if (*views == NULL || message->running == NULL) return false;
-    for (const struct cairn_cluster_job *j = jobs; j != NULL; j = j->next) {
-        struct cairn_snapshot_view *view = *views + message->n_running;
+    for (const struct coord_job *j = jobs; j != NULL; j = j->next) {
+        struct snapshot_view *view = *views + message->n_running;
         if (listing->job != NULL && strcmp(listing->job, j->spec.name) != 0) continue;
-        if (!cairn_cluster_cut_running(j, view) || is_found(listing, &view->status)) continue;
+        if (!coord_cut_running(j, view) || is_found(listing, &view->status)) continue;
         message->running[message->n_running++] = &view->status;
     }
     return true;
@@ -518,19 +515,19 @@ static void send_list(struct listing *listing)
     if (is_unknown(listing)) {
         cairn_sentence_set(&why, "there is no job %s and no snapshot of one; `cairn job list`",
                            listing->job);
-        cairn_cluster_session_error(listing->work.session, listing->work.request,
-                                    CAIRN_ERR_NOT_FOUND, why.text);
+        coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NOT_FOUND,
+                            why.text);
         return;
     }
-    struct cairn_snapshot_view *views = calloc(listing->found.count + 1, sizeof *views);
+    struct snapshot_view *views = calloc(listing->found.count + 1, sizeof *views);
     Cairn__SnapshotStatus **list = calloc(listing->found.count + 1, sizeof *list);
-    struct cairn_snapshot_view *running;
+    struct snapshot_view *running;
     Cairn__SnapshotList message = CAIRN__SNAPSHOT_LIST__INIT;
     const bool whole = list_running(listing, &running, &message);
     if (whole && views != NULL && list != NULL) {
         for (size_t i = 0; i < listing->found.count; i++) {
-            const struct cairn_found_snapshot *f = &listing->found.list[i];
-            cairn_cluster_manifest_to_view(&f->manifest, f->place.id, f->folder, &views[i]);
+            const struct found_snapshot *f = &listing->found.list[i];
+            coord_manifest_to_view(&f->manifest, f->place.id, f->folder, &views[i]);
             views[i].status.signature = (char *)(uintptr_t)f->signature;
             fill_words(listing, i, &views[i].status);
             list[i] = &views[i].status;
@@ -538,11 +535,11 @@ static void send_list(struct listing *listing)
         message.snapshots = list;
         message.n_snapshots = listing->found.count;
         message.unread = listing->found.unread.text;
-        cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_LIST,
-                                   listing->work.request, &message.base);
+        coord_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_LIST, listing->work.request,
+                           &message.base);
     } else {
-        cairn_cluster_session_error(listing->work.session, listing->work.request,
-                                    CAIRN_ERR_NO_MEMORY, "no memory");
+        coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NO_MEMORY,
+                            "no memory");
     }
     free(running);
     free(message.running);
@@ -552,31 +549,30 @@ static void send_list(struct listing *listing)
 
 static void send_one(struct listing *listing)
 {
-    struct cairn_snapshot_view view;
+    struct snapshot_view view;
     struct cairn_sentence why;
     if (listing->found.count == 0) {
         cairn_sentence_set(&why,
                            "there is no committed snapshot %s of job %s; `cairn snapshot list`",
                            listing->id, listing->job);
-        cairn_cluster_session_error(listing->work.session, listing->work.request,
-                                    CAIRN_ERR_NOT_FOUND, why.text);
+        coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NOT_FOUND,
+                            why.text);
         return;
     }
-    const struct cairn_found_snapshot *f = listing->found.list;
-    cairn_cluster_manifest_to_view(&f->manifest, f->place.id, f->folder, &view);
+    const struct found_snapshot *f = listing->found.list;
+    coord_manifest_to_view(&f->manifest, f->place.id, f->folder, &view);
     view.status.signature = (char *)(uintptr_t)f->signature;
     fill_words(listing, 0, &view.status);
-    cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_STATUS,
-                               listing->work.request, &view.status.base);
+    coord_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_STATUS, listing->work.request,
+                       &view.status.base);
 }
 
-static void on_read(struct cairn_cluster_work *work)
+static void on_read(struct coord_work *work)
 {
     struct listing *listing = (struct listing *)work;
     if (work->session != NULL) {
         if (listing->status != CAIRN_OK) {
-            cairn_cluster_session_error(work->session, work->request, listing->status,
-                                        listing->why.text);
+            coord_session_error(work->session, work->request, listing->status, listing->why.text);
         } else if (listing->id != NULL) {
             send_one(listing);
         } else {
@@ -586,39 +582,37 @@ static void on_read(struct cairn_cluster_work *work)
     free_listing(listing);
 }
 
-static void begin(struct cairn_cluster_session *session, uint32_t request, const char *job,
-                  const char *id)
+static void begin(struct coord_session *session, uint32_t request, const char *job, const char *id)
 {
     struct listing *listing = calloc(1, sizeof *listing);
     bool whole = listing != NULL;
     if (whole && job != NULL) whole = (listing->job = strdup(job)) != NULL;
     if (whole && id != NULL) whole = (listing->id = strdup(id)) != NULL;
     if (whole) {
-        cairn_cluster_keys_ring(session->cluster, &listing->ring);
+        coord_keys_ring(session->cluster, &listing->ring);
         listing->work.run = read_store;
         listing->work.done = on_read;
-        whole = cairn_cluster_work_start(&listing->work, session->cluster, session, request);
+        whole = coord_work_start(&listing->work, session->cluster, session, request);
     }
     if (whole) return;
     if (listing != NULL) free_listing(listing);
-    cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
-                                "too many requests wait on this connection");
+    coord_session_error(session, request, CAIRN_ERR_BUSY,
+                        "too many requests wait on this connection");
 }
 
-void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,
-                                  const char *job)
+void coord_snapshots_list(struct coord_session *session, uint32_t request, const char *job)
 {
     if (*job != '\0' && !cairn_job_name_ok(job)) {
         struct cairn_sentence why;
         cairn_sentence_set(&why, "\"%.100s\" is not a name of a job; `cairn job list`", job);
-        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID, why.text);
+        coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
     begin(session, request, *job == '\0' ? NULL : job, NULL);
 }
 
-void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
-                                  const char *job, const char *id)
+void coord_snapshots_show(struct coord_session *session, uint32_t request, const char *job,
+                          const char *id)
 {
     uint64_t generation, step;
     const bool job_ok = cairn_job_name_ok(job);
@@ -626,7 +620,7 @@ void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_
         struct cairn_sentence why;
         cairn_sentence_set(&why, "\"%.100s\" is not %s; `cairn snapshot list` prints jobs and ids",
                            job_ok ? id : job, job_ok ? "an id of a snapshot" : "a name of a job");
-        cairn_cluster_session_error(session, request, CAIRN_ERR_INVALID, why.text);
+        coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
         return;
     }
     begin(session, request, job, id);

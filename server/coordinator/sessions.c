@@ -22,11 +22,11 @@
 
 /* ---- Hello ---- */
 
-static cairn_status seat_claim(struct cairn_cluster *cluster, struct cairn_peer *peer,
+static cairn_status seat_claim(struct coord *cluster, struct cairn_peer *peer,
                                const Cairn__Hello *hello, struct cairn_sentence *why);
-static bool seat_take(struct cairn_cluster_session *session, const Cairn__Hello *hello);
+static bool seat_take(struct coord_session *session, const Cairn__Hello *hello);
 
-static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn__Hello *hello,
+static cairn_status judge_hello(const struct coord *cluster, const Cairn__Hello *hello,
                                 struct cairn_sentence *why)
 {
     if (hello->protocol != CAIRN_CONTROL_PROTOCOL) {
@@ -58,7 +58,7 @@ static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn
     return CAIRN_OK;
 }
 
-static void free_session(struct cairn_cluster_session *session)
+static void free_session(struct coord_session *session)
 {
     if (session->hello != NULL) cairn_message_free(&session->hello->base);
     free(session->fabric_address);
@@ -69,10 +69,10 @@ static void free_session(struct cairn_cluster_session *session)
     free(session);
 }
 
-static struct cairn_cluster_session *make_session(struct cairn_cluster *cluster,
-                                                  struct cairn_peer *peer, Cairn__Hello *hello)
+static struct coord_session *make_session(struct coord *cluster, struct cairn_peer *peer,
+                                          Cairn__Hello *hello)
 {
-    struct cairn_cluster_session *session = calloc(1, sizeof *session);
+    struct coord_session *session = calloc(1, sizeof *session);
     if (session == NULL) return NULL;
     session->cluster = cluster;
     session->peer = peer;
@@ -96,9 +96,9 @@ static struct cairn_cluster_session *make_session(struct cairn_cluster *cluster,
     return session;
 }
 
-static void welcome(struct cairn_cluster_session *session, uint32_t request)
+static void welcome(struct coord_session *session, uint32_t request)
 {
-    const struct cairn_cluster *cluster = session->cluster;
+    const struct coord *cluster = session->cluster;
     Cairn__Welcome message = CAIRN__WELCOME__INIT;
     message.cluster = cluster->options->name;
     message.coordinator_incarnation = cluster->identity.id.incarnation;
@@ -106,19 +106,19 @@ static void welcome(struct cairn_cluster_session *session, uint32_t request)
     message.lease_ms = (uint32_t)cluster->options->lease_timeout_ms;
     message.store = cluster->identity.id.store;
     message.process = cluster->identity.id.process;
-    struct cairn_cluster_places places = { .count = 0 };
+    struct coord_places places = { .count = 0 };
     if (session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER)
-        cairn_cluster_places_find(cluster, &places);
-    struct cairn_keys_message keys;
+        coord_places_find(cluster, &places);
+    struct keys_message keys;
     if (session->role == CAIRN_ROLE_WIRE_SHARD) {
-        cairn_cluster_keys_fill(cluster, &keys);
+        coord_keys_fill(cluster, &keys);
         message.keys = &keys.keys;
         message.storage_path = cluster->storage.path;
         message.storage_token = cluster->storage.token;
     }
     message.places = places.list;
     message.n_places = places.count;
-    cairn_cluster_session_send(session, CAIRN_MSG_WELCOME, request, &message.base);
+    coord_session_send(session, CAIRN_MSG_WELCOME, request, &message.base);
 }
 
 static void refuse_hello(struct cairn_peer *peer, uint32_t request, cairn_status status,
@@ -128,34 +128,34 @@ static void refuse_hello(struct cairn_peer *peer, uint32_t request, cairn_status
     error.status = (int32_t)status;
     error.text = (char *)(uintptr_t)why;
     if (cairn_peer_send(peer, CAIRN_MSG_ERROR, request, &error.base) == CAIRN_OK)
-        cairn_peer_finish(peer, status, "%s", why);
+        peer_finish(peer, status, "%s", why);
 }
 
 /* The Hello is whole: the session is one of the cluster's, or refused. */
-static void admit(struct cairn_cluster_session *session, Cairn__Hello *hello, uint32_t request)
+static void admit(struct coord_session *session, Cairn__Hello *hello, uint32_t request)
 {
-    struct cairn_cluster *cluster = session->cluster;
+    struct coord *cluster = session->cluster;
     struct cairn_peer *peer = session->peer;
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
     if (hello->role == CAIRN_ROLE_WIRE_SHARD) status = seat_claim(cluster, peer, hello, &why);
     if (status != CAIRN_OK) {
-        cairn_peer_set_context(peer, NULL);
+        peer_set_context(peer, NULL);
         free_session(session);
         refuse_hello(peer, request, status, why.text);
         return;
     }
-    cairn_peer_admit(peer);
+    peer_admit(peer);
     session->next = cluster->sessions;
     cluster->sessions = session;
     welcome(session, request);
     cairn_log_debug("%s %s connected from %s", cairn_role_name(session->role), session->name,
-                    cairn_peer_name(peer));
+                    peer_name(peer));
     if (session->role == CAIRN_ROLE_WIRE_SHARD && !seat_take(session, hello)) {
         session->closing = true;
-        cairn_peer_finish(peer, CAIRN_ERR_NO_MEMORY, "no place for another shard");
+        peer_finish(peer, CAIRN_ERR_NO_MEMORY, "no place for another shard");
     }
-    cairn_cluster_openings_advance(cluster);
+    coord_openings_advance(cluster);
 }
 
 /* A shard's further Hello: its jobs go to the first one's. False: it does not belong there, or no memory. */
@@ -175,12 +175,11 @@ static bool join_hello(Cairn__Hello *hello, Cairn__Hello *more)
     return true;
 }
 
-static void on_more_hello(struct cairn_cluster_session *session, Cairn__Hello *more,
-                          uint32_t request)
+static void on_more_hello(struct coord_session *session, Cairn__Hello *more, uint32_t request)
 {
     Cairn__Hello *hello = session->hello;
     if (!join_hello(hello, more)) {
-        cairn_peer_close(session->peer, CAIRN_ERR_PROTOCOL, "a Hello that does not continue");
+        peer_close(session->peer, CAIRN_ERR_PROTOCOL, "a Hello that does not continue");
         return;
     }
     if (hello->held_after > 0) return;
@@ -189,11 +188,11 @@ static void on_more_hello(struct cairn_cluster_session *session, Cairn__Hello *m
     cairn_message_free(&hello->base);
 }
 
-static void on_first_hello(struct cairn_cluster *cluster, struct cairn_peer *peer,
-                           Cairn__Hello *hello, uint32_t request)
+static void on_first_hello(struct coord *cluster, struct cairn_peer *peer, Cairn__Hello *hello,
+                           uint32_t request)
 {
     struct cairn_sentence why;
-    struct cairn_cluster_session *session = NULL;
+    struct coord_session *session = NULL;
     cairn_status status = judge_hello(cluster, hello, &why);
     if (status == CAIRN_OK) {
         session = make_session(cluster, peer, hello);
@@ -204,7 +203,7 @@ static void on_first_hello(struct cairn_cluster *cluster, struct cairn_peer *pee
         cairn_message_free(&hello->base);
         return;
     }
-    cairn_peer_set_context(peer, session);
+    peer_set_context(peer, session);
     if (hello->held_after > 0) {
         session->hello = hello;
         return;
@@ -213,14 +212,14 @@ static void on_first_hello(struct cairn_cluster *cluster, struct cairn_peer *pee
     cairn_message_free(&hello->base);
 }
 
-static void on_hello(struct cairn_cluster *cluster, struct cairn_peer *peer,
+static void on_hello(struct coord *cluster, struct cairn_peer *peer,
                      const struct cairn_frame *frame)
 {
-    struct cairn_cluster_session *session = cairn_peer_context(peer);
+    struct coord_session *session = peer_context(peer);
     Cairn__Hello *hello = (Cairn__Hello *)cairn_message_unpack(
         &cairn__hello__descriptor, frame->payload, frame->payload_bytes);
     if (hello == NULL) {
-        cairn_peer_close(peer, CAIRN_ERR_PROTOCOL, "malformed Hello");
+        peer_close(peer, CAIRN_ERR_PROTOCOL, "malformed Hello");
     } else if (session == NULL) {
         on_first_hello(cluster, peer, hello, frame->request);
     } else {
@@ -231,55 +230,52 @@ static void on_hello(struct cairn_cluster *cluster, struct cairn_peer *peer,
 
 /* ---- frames ---- */
 
-static void handle(struct cairn_cluster_session *session, const struct cairn_frame *frame,
+static void handle(struct coord_session *session, const struct cairn_frame *frame,
                    const ProtobufCMessage *message)
 {
     bool known = false;
     switch (session->role) {
     case CAIRN_ROLE_WIRE_WORKER:
-    case CAIRN_ROLE_WIRE_READER:
-        known = cairn_cluster_handle_worker(session, frame, message);
-        break;
-    case CAIRN_ROLE_WIRE_SHARD: known = cairn_cluster_handle_shard(session, frame, message); break;
-    case CAIRN_ROLE_WIRE_ADMIN: known = cairn_cluster_handle_admin(session, frame, message); break;
+    case CAIRN_ROLE_WIRE_READER: known = coord_handle_worker(session, frame, message); break;
+    case CAIRN_ROLE_WIRE_SHARD: known = coord_handle_shard(session, frame, message); break;
+    case CAIRN_ROLE_WIRE_ADMIN: known = coord_handle_admin(session, frame, message); break;
     default: break;
     }
     if (known || session->closing) return;
     session->closing = true;
-    cairn_peer_close(session->peer, CAIRN_ERR_PROTOCOL, "%s may not send %s",
-                     cairn_role_name(session->role), cairn_message_name(frame->type));
+    peer_close(session->peer, CAIRN_ERR_PROTOCOL, "%s may not send %s",
+               cairn_role_name(session->role), cairn_message_name(frame->type));
 }
 
 /* A whole frame of a session that goes on. */
-static void take_frame(struct cairn_cluster_session *session, const struct cairn_frame *frame)
+static void take_frame(struct coord_session *session, const struct cairn_frame *frame)
 {
     const ProtobufCMessageDescriptor *type = cairn_message_type(frame->type);
     ProtobufCMessage *message =
         type == NULL ? NULL : cairn_message_unpack(type, frame->payload, frame->payload_bytes);
     if (message == NULL) {
         session->closing = true;
-        cairn_peer_close(session->peer, CAIRN_ERR_MALFORMED, "malformed %s from %s",
-                         cairn_message_name(frame->type), session->name);
+        peer_close(session->peer, CAIRN_ERR_MALFORMED, "malformed %s from %s",
+                   cairn_message_name(frame->type), session->name);
         return;
     }
     handle(session, frame, message);
     cairn_message_free(message);
 }
 
-void cairn_cluster_sessions_take_early(struct cairn_cluster *cluster)
+void coord_sessions_take_early(struct coord *cluster)
 {
-    struct cairn_cluster_early *early;
-    while (!cluster->closing && (early = cairn_cluster_early_take(cluster)) != NULL) {
+    struct coord_early *early;
+    while (!cluster->closing && (early = coord_early_take(cluster)) != NULL) {
         if (!early->session->closing) take_frame(early->session, &early->frame);
         free(early);
     }
 }
 
-void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_frame *frame,
-                                    void *context)
+void coord_session_on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, void *context)
 {
-    struct cairn_cluster *cluster = context;
-    struct cairn_cluster_session *session = cairn_peer_context(peer);
+    struct coord *cluster = context;
+    struct coord_session *session = peer_context(peer);
     if (cluster->closing) return;
     if (session == NULL || session->hello != NULL) {
         on_hello(cluster, peer, frame);
@@ -289,71 +285,71 @@ void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_
     session->last_frame_ms = uv_now(cluster->loop);
     if (session->role == CAIRN_ROLE_WIRE_ADMIN && frame->type != CAIRN_MSG_HEARTBEAT)
         session->unanswered += frame->request != 0;
-    if (!cairn_cluster_early_hold(session, frame)) take_frame(session, frame);
-    cairn_cluster_sessions_take_early(cluster);
+    if (!coord_early_hold(session, frame)) take_frame(session, frame);
+    coord_sessions_take_early(cluster);
 }
 
-static void forget_waits(struct cairn_cluster_session *session)
+static void forget_waits(struct coord_session *session)
 {
-    for (struct cairn_cluster_job *job = session->cluster->jobs; job != NULL; job = job->next) {
-        cairn_cluster_cut_forget(job, session);
+    for (struct coord_job *job = session->cluster->jobs; job != NULL; job = job->next) {
+        coord_cut_forget(job, session);
     }
-    cairn_cluster_restores_forget(session->cluster, session);
-    cairn_cluster_adopt_forget(session->cluster, session);
-    cairn_cluster_backup_forget(session->cluster, session);
-    cairn_cluster_keys_forget(session->cluster, session);
-    cairn_cluster_drops_forget(session->cluster, session);
-    cairn_cluster_drains_forget(session->cluster, session);
-    cairn_cluster_reshard_forget(session->cluster, session);
-    cairn_cluster_park_forget(session->cluster, session);
-    cairn_cluster_amenders_forget(session->cluster, session);
-    cairn_cluster_works_forget(session->cluster, session);
-    cairn_cluster_early_forget(session->cluster, session);
+    coord_restores_forget(session->cluster, session);
+    coord_adopt_forget(session->cluster, session);
+    coord_backup_forget(session->cluster, session);
+    coord_keys_forget(session->cluster, session);
+    coord_drops_forget(session->cluster, session);
+    coord_drains_forget(session->cluster, session);
+    coord_reshard_forget(session->cluster, session);
+    coord_park_forget(session->cluster, session);
+    coord_amenders_forget(session->cluster, session);
+    coord_works_forget(session->cluster, session);
+    coord_early_forget(session->cluster, session);
 }
 
-void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
-                                   void *context)
+void coord_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
+                           void *context)
 {
-    struct cairn_cluster *cluster = context;
-    struct cairn_cluster_session *session = cairn_peer_context(peer);
+    struct coord *cluster = context;
+    struct coord_session *session = peer_context(peer);
     if (session == NULL) return;
     if (session->hello != NULL) { // it was not admitted
         free_session(session);
         return;
     }
-    struct cairn_cluster_session **at = &cluster->sessions;
+    struct coord_session **at = &cluster->sessions;
     while (*at != session) at = &(*at)->next;
     *at = session->next;
     session->closing = true;
     forget_waits(session);
-    while (session->members != NULL) cairn_cluster_member_lost(session->members, why);
-    cairn_cluster_seat_leave(session, status, why);
+    while (session->members != NULL) coord_member_lost(session->members, why);
+    coord_seat_leave(session, status, why);
     free_session(session);
-    if (!cluster->closing) cairn_cluster_openings_advance(cluster);
+    if (!cluster->closing) coord_openings_advance(cluster);
 }
 
 /* An admin holds nothing, and its program waits for an answer without speaking; one that asks nothing either
  * would have a connection for nothing, for ever. */
-static uint64_t silence_max_ms(const struct cairn_cluster_session *session)
+static uint64_t silence_max_ms(const struct coord_session *session)
 {
     if (session->role != CAIRN_ROLE_WIRE_ADMIN)
         return (uint64_t)session->cluster->options->lease_timeout_ms;
     return session->unanswered > 0 ? UINT64_MAX : ADMIN_IDLE_MS;
 }
 
-void cairn_cluster_sessions_tick(struct cairn_cluster *cluster, uint64_t now_ms, uint64_t away_ms)
+void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_ms)
 {
     const Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
-    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
         if (s->closing) continue;
-        cairn_cluster_session_send(s, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+        coord_session_send(s, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
         // We were stopped ourselves: what they sent meanwhile waits in the sockets.
         s->last_frame_ms += away_ms;
         if (s->last_frame_ms > now_ms) s->last_frame_ms = now_ms;
         if (now_ms - s->last_frame_ms < silence_max_ms(s)) continue;
         s->closing = true;
-        cairn_peer_close(s->peer, CAIRN_ERR_TIMEOUT, "nothing heard for %" PRIu64 " ms",
-                         now_ms - s->last_frame_ms);
+        peer_close(s->peer, CAIRN_ERR_TIMEOUT, "nothing heard for %" PRIu64 " ms",
+                   now_ms - s->last_frame_ms);
     }
 }
 
@@ -362,47 +358,45 @@ void cairn_cluster_sessions_tick(struct cairn_cluster *cluster, uint64_t now_ms,
 /* A shard comes, two come with one name, one goes for good: who sits where, and who hears of it. */
 
 /* A job that has a part there; NULL: none. */
-static const struct cairn_cluster_job *user_of(const struct cairn_cluster *cluster,
-                                               const struct cairn_cluster_seat *seat)
+static const struct coord_job *user_of(const struct coord *cluster, const struct coord_seat *seat)
 {
-    const struct cairn_cluster_job *job = cluster->jobs;
-    while (job != NULL && !cairn_cluster_job_has_seat(job, seat)) job = job->next;
+    const struct coord_job *job = cluster->jobs;
+    while (job != NULL && !coord_job_has_seat(job, seat)) job = job->next;
     return job;
 }
 
 /* A body that is not linked yet may hold a seat; an adoption has its name. */
-static bool unknown_uses(const struct cairn_cluster *cluster)
+static bool unknown_uses(const struct coord *cluster)
 {
     return cluster->restores != NULL || cluster->adoption != NULL;
 }
 
-static void remove_seat(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+static void remove_seat(struct coord *cluster, struct coord_seat *seat)
 {
-    struct cairn_cluster_seat **at = &cluster->seats;
+    struct coord_seat **at = &cluster->seats;
     while (*at != seat) at = &(*at)->next;
     *at = seat->next;
-    cairn_cluster_seat_free(seat);
+    coord_seat_free(seat);
 }
 
 /* One that went and that nobody needs is forgotten, so that passing strangers leave nothing. */
-static void drop_unused_seat(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+static void drop_unused_seat(struct coord *cluster, struct coord_seat *seat)
 {
     if (seat->session != NULL || user_of(cluster, seat) != NULL || unknown_uses(cluster)) return;
     remove_seat(cluster, seat);
 }
 
-cairn_status cairn_cluster_seat_forget(struct cairn_cluster *cluster, const char *name,
-                                       struct cairn_sentence *why)
+cairn_status coord_seat_forget(struct coord *cluster, const char *name, struct cairn_sentence *why)
 {
-    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, name);
+    struct coord_seat *seat = coord_seat_find(cluster, name);
     if (seat == NULL)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
                           "there is no shard %.128s; `cairn cluster status`", name);
     if (seat->session != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "shard %s is connected from %s: end its process first", name,
-                          cairn_peer_name(seat->session->peer));
-    const struct cairn_cluster_job *job = user_of(cluster, seat);
+                          peer_name(seat->session->peer));
+    const struct coord_job *job = user_of(cluster, seat);
     if (job != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "job %s has a part on shard %s: restore it over other shards (`cairn "
@@ -413,49 +407,48 @@ cairn_status cairn_cluster_seat_forget(struct cairn_cluster *cluster, const char
                           "a snapshot is being restored, or the shards' state adopted: ask again "
                           "when that has ended");
     cairn_log_info("shard %s was forgotten by an operator", name);
-    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_FORGOTTEN, NULL, name, "by an operator");
+    coord_event_note_shard(cluster, CAIRN_EVENT_FORGOTTEN, NULL, name, "by an operator");
     remove_seat(cluster, seat);
     return CAIRN_OK;
 }
 
-static void tell_supervisor(const struct cairn_cluster *cluster)
+static void tell_supervisor(const struct coord *cluster)
 {
     char text[96];
-    snprintf(text, sizeof text, "%" PRIu32 " of %" PRId64 " shards up",
-             cairn_cluster_seats_up(cluster), cluster->options->shards);
-    cairn_notify_status(text);
+    snprintf(text, sizeof text, "%" PRIu32 " of %" PRId64 " shards up", coord_seats_up(cluster),
+             cluster->options->shards);
+    notify_status(text);
 }
 
 /* The seat stays, whoever sits there next. */
-static void unseat(struct cairn_cluster_seat *seat)
+static void unseat(struct coord_seat *seat)
 {
-    struct cairn_cluster_session *session = seat->session;
+    struct coord_session *session = seat->session;
     session->seat = NULL;
     seat->session = NULL;
     uv_update_time(session->cluster->loop); // it may have been a while since that looked
     seat->since_ms = uv_now(session->cluster->loop);
-    seat->gone_ms = cairn_cluster_now_ms(session->cluster);
+    seat->gone_ms = coord_now_ms(session->cluster);
     seat->probe = CAIRN_SEAT_UNASKED;
     cairn__shard_stats__init(&seat->stats);
     seat->has_stats = false;
     seat->storage.text[0] = '\0';
     seat->bytes_count = seat->memory_count = 0;
-    cairn_cluster_seat_forget_parts(seat);
-    cairn_cluster_drain_gone(session->cluster, seat);
-    cairn_cluster_calls_seat_gone(seat);
+    coord_seat_forget_parts(seat);
+    coord_drain_gone(session->cluster, seat);
+    coord_calls_seat_gone(seat);
     if (session->cluster->closing) return;
-    cairn_cluster_jobs_seat_down(session->cluster, seat);
-    cairn_cluster_restores_seat_gone(session->cluster, seat);
+    coord_jobs_seat_down(session->cluster, seat);
+    coord_restores_seat_gone(session->cluster, seat);
 }
 
-void cairn_cluster_seat_leave(struct cairn_cluster_session *session, cairn_status status,
-                              const char *why)
+void coord_seat_leave(struct coord_session *session, cairn_status status, const char *why)
 {
-    struct cairn_cluster_seat *seat = session->seat;
+    struct coord_seat *seat = session->seat;
     if (seat == NULL) return;
     seat->ended = status == CAIRN_ERR_CLOSED;
     cairn_log_info("shard %s is away (%s)", seat->name, why);
-    cairn_cluster_event_note_shard(session->cluster, CAIRN_EVENT_AWAY, NULL, seat->name, why);
+    coord_event_note_shard(session->cluster, CAIRN_EVENT_AWAY, NULL, seat->name, why);
     unseat(seat);
     drop_unused_seat(session->cluster, seat);
     tell_supervisor(session->cluster);
@@ -464,13 +457,13 @@ void cairn_cluster_seat_leave(struct cairn_cluster_session *session, cairn_statu
 /* ---- two processes of one name ---- */
 
 /* A job may want it: of what is known to be replaced by a later generation nobody wants anything. */
-static bool may_want(const struct cairn_cluster *cluster, uint64_t job_id, uint64_t generation)
+static bool may_want(const struct coord *cluster, uint64_t job_id, uint64_t generation)
 {
-    const struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, job_id);
+    const struct coord_job *job = coord_job_by_id(cluster, job_id);
     return job == NULL || generation >= job->generation;
 }
 
-static bool newcomer_holds(const struct cairn_cluster *cluster, const Cairn__Hello *hello)
+static bool newcomer_holds(const struct coord *cluster, const Cairn__Hello *hello)
 {
     for (size_t i = 0; i < hello->n_held; i++) {
         if (may_want(cluster, hello->held[i]->job, hello->held[i]->generation)) return true;
@@ -480,14 +473,14 @@ static bool newcomer_holds(const struct cairn_cluster *cluster, const Cairn__Hel
 
 /* True if the shard on this seat holds something that may be wanted: what it came with, or a
  * part that it was given since. */
-static bool sitter_holds(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+static bool sitter_holds(const struct coord *cluster, const struct coord_seat *seat)
 {
     for (size_t i = 0; i < seat->held_count; i++) {
         if (may_want(cluster, seat->held[i].job, seat->held[i].generation)) return true;
     }
-    for (const struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
+    for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
         CAIRN_EACH_SHARD (job, i) {
-            const struct cairn_cluster_job_shard *s = &job->shards[i];
+            const struct coord_job_shard *s = &job->shards[i];
             if (s->seat == seat && (s->up || job->state == CAIRN_CLUSTER_JOB_CREATING)) return true;
         }
     }
@@ -496,63 +489,63 @@ static bool sitter_holds(const struct cairn_cluster *cluster, const struct cairn
 
 static void on_probed(void *context, cairn_status status, const char *why)
 {
-    struct cairn_cluster_seat *seat = context;
+    struct coord_seat *seat = context;
     (void)why; // any answer is one
     if (status == CAIRN_ERR_CLOSED || seat->probe != CAIRN_SEAT_ASKED) return;
     seat->probe = CAIRN_SEAT_ANSWERED;
 }
 
 /* Does it live? Its next frame alone would not say so: that may have been on its way for long. */
-static void ask_sitter(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+static void ask_sitter(struct coord *cluster, struct coord_seat *seat)
 {
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open(cluster, on_probed, seat);
+    struct coord_gather *gather = coord_gather_open(cluster, on_probed, seat);
     if (gather == NULL) return; // the newcomer comes again
-    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    const uint32_t request = coord_gather_ask(gather, seat);
     const Cairn__Probe probe = CAIRN__PROBE__INIT;
     seat->probe = CAIRN_SEAT_ASKED;
-    seat->asked_ms = cairn_cluster_now_ms(cluster);
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_PROBE, request, &probe.base);
-    cairn_cluster_gather_start(gather);
+    seat->asked_ms = coord_now_ms(cluster);
+    coord_session_send(seat->session, CAIRN_MSG_PROBE, request, &probe.base);
+    coord_gather_start(gather);
 }
 
-void cairn_cluster_seats_tick(struct cairn_cluster *cluster)
+void coord_seats_tick(struct coord *cluster)
 {
-    const uint64_t now_ms = cairn_cluster_now_ms(cluster);
+    const uint64_t now_ms = coord_now_ms(cluster);
     const uint64_t lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
-    for (struct cairn_cluster_seat *seat = cluster->seats; seat != NULL; seat = seat->next) {
+    for (struct coord_seat *seat = cluster->seats; seat != NULL; seat = seat->next) {
         if (now_ms - seat->asked_ms < lease_ms) continue;
         if (seat->probe == CAIRN_SEAT_ANSWERED) seat->probe = CAIRN_SEAT_UNASKED; // that was then
         if (seat->probe != CAIRN_SEAT_ASKED) continue;
         seat->probe = CAIRN_SEAT_SILENT;
         seat->session->closing = true;
-        cairn_peer_close(seat->session->peer, CAIRN_ERR_TIMEOUT,
-                         "it did not answer for %" PRIu64 " ms, and another shard of its name came",
-                         now_ms - seat->asked_ms);
+        peer_close(seat->session->peer, CAIRN_ERR_TIMEOUT,
+                   "it did not answer for %" PRIu64 " ms, and another shard of its name came",
+                   now_ms - seat->asked_ms);
     }
 }
 
 /* Who sits there leaves. It is told to end, or nothing: it may hold what is wanted, and come back. */
-static void replace_sitter(struct cairn_cluster_seat *seat, const char *newcomer, bool ends)
+static void replace_sitter(struct coord_seat *seat, const char *newcomer, bool ends)
 {
-    struct cairn_cluster_session *sitter = seat->session;
+    struct coord_session *sitter = seat->session;
     struct cairn_sentence why;
     cairn_sentence_set(&why,
                        "the shard %s at %s holds parts of jobs and this process none: it ends, for "
                        "names must be unique",
                        seat->name, newcomer);
-    if (ends) cairn_cluster_session_error(sitter, 0, CAIRN_ERR_FENCED, why.text);
+    if (ends) coord_session_error(sitter, 0, CAIRN_ERR_FENCED, why.text);
     sitter->closing = true;
-    cairn_peer_finish(sitter->peer, ends ? CAIRN_ERR_FENCED : CAIRN_ERR_CLOSED,
-                      "shard %s connected from %s", seat->name, newcomer);
+    peer_finish(sitter->peer, ends ? CAIRN_ERR_FENCED : CAIRN_ERR_CLOSED,
+                "shard %s connected from %s", seat->name, newcomer);
     cairn_sentence_set(&why, "a process of its name came from %s", newcomer);
-    cairn_cluster_event_note_shard(sitter->cluster, CAIRN_EVENT_AWAY, NULL, seat->name, why.text);
+    coord_event_note_shard(sitter->cluster, CAIRN_EVENT_AWAY, NULL, seat->name, why.text);
     unseat(seat);
 }
 
-static cairn_status refuse_newcomer(struct cairn_cluster_seat *seat, const char *newcomer,
-                                    enum cairn_seat_verdict verdict, struct cairn_sentence *why)
+static cairn_status refuse_newcomer(struct coord_seat *seat, const char *newcomer,
+                                    enum seat_verdict verdict, struct cairn_sentence *why)
 {
-    const char *sitter = cairn_peer_name(seat->session->peer);
+    const char *sitter = peer_name(seat->session->peer);
     if (verdict == CAIRN_SEAT_WAITS) {
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "a shard %s is connected from %s: it is asked whether it lives",
@@ -570,14 +563,14 @@ static cairn_status refuse_newcomer(struct cairn_cluster_seat *seat, const char 
     cairn_sentence_set(why, "the one at %s serves, the one at %s waits for its place", sitter,
                        newcomer);
     if (seat->claimed_ms == 0) // it comes again and again
-        cairn_cluster_event_note_shard(seat->session->cluster, CAIRN_EVENT_CLAIMED, NULL,
-                                       seat->name, why->text);
+        coord_event_note_shard(seat->session->cluster, CAIRN_EVENT_CLAIMED, NULL, seat->name,
+                               why->text);
     snprintf(seat->claimant, sizeof seat->claimant, "%s", newcomer);
-    seat->claimed_ms = cairn_cluster_now_ms(seat->session->cluster);
-    cairn_log_limited(&seat->claims, CAIRN_LOG_WARN,
-                      "two shards are named %s and both hold parts of jobs: the one at %s serves, "
-                      "the one at %s waits for its place",
-                      seat->name, sitter, newcomer);
+    seat->claimed_ms = coord_now_ms(seat->session->cluster);
+    log_limited(&seat->claims, CAIRN_LOG_WARN,
+                "two shards are named %s and both hold parts of jobs: the one at %s serves, "
+                "the one at %s waits for its place",
+                seat->name, sitter, newcomer);
     return cairn_fail(why, CAIRN_ERR_BUSY,
                       "the shard %s at %s lives and holds parts of jobs, as this process does: end "
                       "the one whose jobs you can do without",
@@ -586,31 +579,31 @@ static cairn_status refuse_newcomer(struct cairn_cluster_seat *seat, const char 
 
 /* May the shard that says this Hello have its seat? CAIRN_OK: nobody has it now. CAIRN_ERR_BUSY: it is to
  * come again. CAIRN_ERR_FENCED: its process is to end. */
-static cairn_status seat_claim(struct cairn_cluster *cluster, struct cairn_peer *peer,
+static cairn_status seat_claim(struct coord *cluster, struct cairn_peer *peer,
                                const Cairn__Hello *hello, struct cairn_sentence *why)
 {
-    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, hello->name);
+    struct coord_seat *seat = coord_seat_find(cluster, hello->name);
     if (seat == NULL || seat->session == NULL) return CAIRN_OK;
     const struct cairn_seat_claim claim = { .taken = true,
                                             .same = seat->incarnation == hello->incarnation,
                                             .newcomer_holds = newcomer_holds(cluster, hello),
                                             .sitter_holds = sitter_holds(cluster, seat),
                                             .probe = seat->probe };
-    enum cairn_seat_verdict verdict = cairn_seat_judge(&claim);
+    enum seat_verdict verdict = seat_judge(&claim);
     if (verdict == CAIRN_SEAT_TAKES || verdict == CAIRN_SEAT_RELIEVES) {
-        replace_sitter(seat, cairn_peer_name(peer), verdict == CAIRN_SEAT_RELIEVES);
+        replace_sitter(seat, peer_name(peer), verdict == CAIRN_SEAT_RELIEVES);
         return CAIRN_OK;
     }
     if (verdict == CAIRN_SEAT_PROBES) {
         ask_sitter(cluster, seat);
         verdict = CAIRN_SEAT_WAITS;
     }
-    return refuse_newcomer(seat, cairn_peer_name(peer), verdict, why);
+    return refuse_newcomer(seat, peer_name(peer), verdict, why);
 }
 
 /* ---- it sits down ---- */
 
-static void note_reach(struct cairn_cluster_seat *seat)
+static void note_reach(struct coord_seat *seat)
 {
     const char *kind = cairn_fabric_address_kind(seat->fabric_address, seat->fabric_address_bytes);
     seat->is_networked = strcmp(kind, "auto") == 0 || strcmp(kind, "ucx") == 0;
@@ -622,22 +615,22 @@ static void note_reach(struct cairn_cluster_seat *seat)
 }
 
 /* One that came may be apart, or make others so. */
-static void say_apart(struct cairn_cluster *cluster)
+static void say_apart(struct coord *cluster)
 {
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
-        const bool is_apart = cairn_cluster_seat_apart(s);
+    for (struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
+        const bool is_apart = coord_seat_apart(s);
         if (is_apart && !s->apart_said) cairn_log_warn("shard %s " CAIRN_SEAT_APART_TEXT, s->name);
         s->apart_said = is_apart;
     }
 }
 
 /* It has it: the jobs hear of it. False: no place, or no memory. */
-static bool seat_take(struct cairn_cluster_session *session, const Cairn__Hello *hello)
+static bool seat_take(struct coord_session *session, const Cairn__Hello *hello)
 {
-    struct cairn_cluster *cluster = session->cluster;
-    struct cairn_cluster_seat *seat = cairn_cluster_seat_get(cluster, session->name);
+    struct coord *cluster = session->cluster;
+    struct coord_seat *seat = coord_seat_get(cluster, session->name);
     uint8_t *address = malloc(session->fabric_address_bytes + 1);
-    struct cairn_seat_part *held = calloc(2 * hello->n_held + 1, sizeof *held);
+    struct seat_part *held = calloc(2 * hello->n_held + 1, sizeof *held);
     if (seat == NULL || address == NULL || held == NULL) {
         free(address);
         free(held);
@@ -645,9 +638,9 @@ static bool seat_take(struct cairn_cluster_session *session, const Cairn__Hello 
     }
     for (size_t i = 0; i < hello->n_held; i++) {
         const Cairn__HeldJob *part = hello->held[i];
-        held[2 * i] = (struct cairn_seat_part) { part->job, part->generation, part->layout_hash };
-        held[2 * i + 1] = (struct cairn_seat_part) { part->job, part->generation,
-                                                     part->next_layout_hash };
+        held[2 * i] = (struct seat_part) { part->job, part->generation, part->layout_hash };
+        held[2 * i + 1] = (struct seat_part) { part->job, part->generation,
+                                               part->next_layout_hash };
     }
     memcpy(address, session->fabric_address, session->fabric_address_bytes);
     free(seat->fabric_address);
@@ -657,26 +650,25 @@ static bool seat_take(struct cairn_cluster_session *session, const Cairn__Hello 
     note_reach(seat);
     seat->held = held;
     seat->held_count = 2 * hello->n_held;
-    cairn_cluster_event_note_shard(
+    coord_event_note_shard(
         cluster, seat->incarnation == session->incarnation ? CAIRN_EVENT_BACK : CAIRN_EVENT_UP,
-        NULL, seat->name, cairn_peer_name(session->peer));
+        NULL, seat->name, peer_name(session->peer));
     seat->incarnation = session->incarnation;
     seat->since_ms = session->since_ms;
     seat->session = session;
     seat->memory_bytes = hello->memory_bytes;
-    cairn_cluster_drain_come(cluster, seat);
+    coord_drain_come(cluster, seat);
     cluster->seats_taken++;
     seat->claimed_ms = 0;
     session->seat = seat;
-    const bool obeys = cairn_cluster_seat_judge(cluster, seat, hello);
+    const bool obeys = coord_seat_judge(cluster, seat, hello);
     cairn_log_info("shard %s is up at %s (%" PRIu32 " of %" PRId64 ")", seat->name,
-                   cairn_peer_name(session->peer), cairn_cluster_seats_up(cluster),
-                   cluster->options->shards);
+                   peer_name(session->peer), coord_seats_up(cluster), cluster->options->shards);
     tell_supervisor(cluster);
     say_apart(cluster);
     if (!obeys) return true;
-    cairn_cluster_seat_clean(cluster, seat, hello);
-    cairn_cluster_jobs_seat_up(cluster, seat, hello->held, hello->n_held);
+    coord_seat_clean(cluster, seat, hello);
+    coord_jobs_seat_up(cluster, seat, hello->held, hello->n_held);
     return true;
 }
 
@@ -686,58 +678,58 @@ static bool seat_take(struct cairn_cluster_session *session, const Cairn__Hello 
 
 /* Closes the peer, because a message left out would break the order that it relies on. on_gone
  * follows. */
-static void give_up(struct cairn_cluster_session *session, cairn_status status, const char *what)
+static void give_up(struct coord_session *session, cairn_status status, const char *what)
 {
     session->closing = true;
-    cairn_peer_close(session->peer, status, "cannot send %s to %s: %s", what, session->name,
-                     cairn_status_text((int)status));
+    peer_close(session->peer, status, "cannot send %s to %s: %s", what, session->name,
+               cairn_status_text((int)status));
 }
 
-void cairn_cluster_session_send(struct cairn_cluster_session *session, uint16_t type,
-                                uint32_t request, const ProtobufCMessage *message)
+void coord_session_send(struct coord_session *session, uint16_t type, uint32_t request,
+                        const ProtobufCMessage *message)
 {
     if (session == NULL || session->closing) return;
     const cairn_status status = cairn_peer_send(session->peer, type, request, message);
     if (status == CAIRN_OK && request != 0 && session->unanswered > 0) session->unanswered--;
     if (status == CAIRN_OK) return;
     if (status == CAIRN_ERR_INVALID && request != 0 && type != CAIRN_MSG_ERROR) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_UNSUPPORTED,
-                                    "the answer is larger than a frame may be (1 MiB): ask for "
-                                    "less, one job or one snapshot");
+        coord_session_error(session, request, CAIRN_ERR_UNSUPPORTED,
+                            "the answer is larger than a frame may be (1 MiB): ask for "
+                            "less, one job or one snapshot");
         return;
     }
     give_up(session, status, cairn_message_name(type));
 }
 
-void cairn_cluster_session_error(struct cairn_cluster_session *session, uint32_t request,
-                                 cairn_status status, const char *text)
+void coord_session_error(struct coord_session *session, uint32_t request, cairn_status status,
+                         const char *text)
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
     error.text = (char *)(uintptr_t)text;
-    cairn_cluster_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
+    coord_session_send(session, CAIRN_MSG_ERROR, request, &error.base);
 }
 
-void cairn_cluster_session_expelled(struct cairn_cluster_session *session, uint64_t job,
-                                    cairn_status status, const char *text)
+void coord_session_expelled(struct coord_session *session, uint64_t job, cairn_status status,
+                            const char *text)
 {
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
     error.text = (char *)(uintptr_t)text;
     error.job = job;
-    cairn_cluster_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
+    coord_session_send(session, CAIRN_MSG_ERROR, 0, &error.base);
 }
 
-void cairn_cluster_session_done(struct cairn_cluster_session *session, uint32_t request)
+void coord_session_done(struct coord_session *session, uint32_t request)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
-    cairn_cluster_session_send(session, CAIRN_MSG_DONE, request, &done.base);
+    coord_session_send(session, CAIRN_MSG_DONE, request, &done.base);
 }
 
-void cairn_cluster_session_pages(struct cairn_cluster_session *session, uint32_t request,
-                                 enum cairn_page_what what, struct cairn_packed *packed)
+void coord_session_pages(struct coord_session *session, uint32_t request, enum cairn_page_what what,
+                         struct cairn_packed *packed)
 {
     if (session == NULL || session->closing) return;
-    const cairn_status status = cairn_peer_send_pages(session->peer, request, what, packed);
+    const cairn_status status = peer_send_pages(session->peer, request, what, packed);
     if (status != CAIRN_OK) give_up(session, status, "pages");
 }

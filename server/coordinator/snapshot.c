@@ -20,15 +20,13 @@
 
 /* ---- parts ---- */
 
-static void cut_add_progress(const struct cairn_cluster_job *job, struct cairn_sentence *out);
-static bool cut_prepare(struct cairn_cluster_cut *cut);
-static void cut_to_view(const struct cairn_cluster_cut *cut, const char *state,
-                        struct cairn_snapshot_view *view);
-static void cut_make_folder(struct cairn_cluster_work *work);
-static void snapshot_nonfinite(const struct cairn_manifest *manifest,
-                               struct cairn_snapshot_view *view);
+static void cut_add_progress(const struct coord_job *job, struct cairn_sentence *out);
+static bool cut_prepare(struct coord_cut *cut);
+static void cut_to_view(const struct coord_cut *cut, const char *state, struct snapshot_view *view);
+static void cut_make_folder(struct coord_work *work);
+static void snapshot_nonfinite(const struct cairn_manifest *manifest, struct snapshot_view *view);
 
-static cairn_status take_files(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
+static cairn_status take_files(struct coord_cut *cut, const Cairn__SnapshotPart *part,
                                struct cairn_sentence *why)
 {
     for (size_t i = 0; i < part->n_files; i++) {
@@ -48,7 +46,7 @@ static cairn_status take_files(struct cairn_cluster_cut *cut, const Cairn__Snaps
 }
 
 /* Shards keep the same last decision, so their payloads are the same bytes. */
-static cairn_status take_payload(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
+static cairn_status take_payload(struct coord_cut *cut, const Cairn__SnapshotPart *part,
                                  struct cairn_sentence *why)
 {
     struct cairn_manifest *m = &cut->manifest;
@@ -65,7 +63,7 @@ static cairn_status take_payload(struct cairn_cluster_cut *cut, const Cairn__Sna
     return cairn_fail(why, CAIRN_ERR_PROTOCOL, "its last decision is another one than the others'");
 }
 
-cairn_status cairn_cluster_part_failed(const Cairn__SnapshotPart *part, struct cairn_sentence *why)
+cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct cairn_sentence *why)
 {
     if (part->status == CAIRN_OK) return CAIRN_OK;
     const bool known = cairn_status_known(part->status);
@@ -73,10 +71,10 @@ cairn_status cairn_cluster_part_failed(const Cairn__SnapshotPart *part, struct c
                       part->text);
 }
 
-static cairn_status take_part(struct cairn_cluster_cut *cut, const Cairn__SnapshotPart *part,
-                              bool is_first, struct cairn_sentence *why)
+static cairn_status take_part(struct coord_cut *cut, const Cairn__SnapshotPart *part, bool is_first,
+                              struct cairn_sentence *why)
 {
-    cairn_status status = cairn_cluster_part_failed(part, why);
+    cairn_status status = coord_part_failed(part, why);
     if (status != CAIRN_OK) return status;
     if (part->generation != cut->version.generation || part->step != cut->version.step) {
         return cairn_fail(why, CAIRN_ERR_PROTOCOL,
@@ -87,71 +85,69 @@ static cairn_status take_part(struct cairn_cluster_cut *cut, const Cairn__Snapsh
     if (is_first) status = take_payload(cut, part, why);
     if (status == CAIRN_OK) status = take_files(cut, part, why);
     if (status == CAIRN_OK)
-        status = cairn_cluster_digests_take(&cut->digests, cut->manifest.spec.tensor_count, part,
-                                            why);
+        status = coord_digests_take(&cut->digests, cut->manifest.spec.tensor_count, part, why);
     return status;
 }
 
-void cairn_cluster_part_next(const struct cairn_cluster_seat *seat, const Cairn__SnapshotPart *part)
+void coord_part_next(const struct coord_seat *seat, const Cairn__SnapshotPart *part)
 {
     Cairn__SnapshotPartNext next = CAIRN__SNAPSHOT_PART_NEXT__INIT;
     next.job = part->job;
     next.snapshot = part->snapshot;
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_SNAPSHOT_PART_NEXT, 0, &next.base);
+    coord_session_send(seat->session, CAIRN_MSG_SNAPSHOT_PART_NEXT, 0, &next.base);
 }
 
-void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
-                               const Cairn__SnapshotPart *part)
+void coord_cut_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part)
 {
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    struct coord_cut *cut = job->snapshots.cut;
     struct cairn_sentence why;
     if (cut == NULL || cut->number != part->snapshot || cut->stage != CAIRN_CUT_PINNED) return;
-    if (!cairn_part_is_open(cut->parts[shard])) return;
-    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    if (!part_is_open(cut->parts[shard])) return;
+    const struct coord_seat *seat = job->shards[shard].seat;
     const cairn_status status = take_part(cut, part, cut->parts[shard] == CAIRN_PART_AWAITED, &why);
     if (status == CAIRN_OK && part->more && cut->status == CAIRN_OK) {
         cut->parts[shard] = CAIRN_PART_BEGUN;
-        cairn_cluster_part_next(seat, part);
+        coord_part_next(seat, part);
         return;
     }
     cut->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
-    if (status != CAIRN_OK) cairn_cluster_cut_fail(cut, status, seat->name, why.text);
-    cairn_cluster_cut_advance(cut);
+    if (status != CAIRN_OK) coord_cut_fail(cut, status, seat->name, why.text);
+    coord_cut_advance(cut);
 }
 
 /* ---- the beginning ---- */
 
 /* A digest whose asker is gone before anything was pinned: whoever comes next has its place. */
-static bool is_abandoned(const struct cairn_cluster_cut *cut)
+static bool is_abandoned(const struct coord_cut *cut)
 {
     return cut->stage == CAIRN_CUT_PINNING && !cut->is_snapshot && cut->now.at_begin == NULL &&
            cut->now.at_end == NULL;
 }
 
-bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+bool coord_cut_waiting(const struct coord_job *job, struct cairn_sentence *out)
 {
-    const struct cairn_cluster_cut *cut = job->snapshots.cut;
+    const struct coord_cut *cut = job->snapshots.cut;
     bool is_away = false;
     out->text[0] = '\0';
-    if (cut == NULL || cut->stage == CAIRN_CUT_PINNING) cairn_cluster_job_waiting(job, out);
+    if (cut == NULL || cut->stage == CAIRN_CUT_PINNING) coord_job_waiting(job, out);
     if (cut != NULL && cut->making_folder) cairn_sentence_set(out, "the disk of snapshots.path");
     CAIRN_EACH_SHARD (job, i) {
         is_away |= job->shards[i].seat->session == NULL;
-        if (cut == NULL || !cairn_part_is_open(cut->parts[i])) continue;
+        if (cut == NULL || !part_is_open(cut->parts[i])) continue;
         cairn_sentence_add(out, "%sshard %s", out->text[0] != '\0' ? ", " : "",
                            job->shards[i].seat->name);
     }
     return is_away && out->text[0] != '\0';
 }
 
-void cairn_cluster_cut_show(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+void coord_cut_show(const struct coord_job *job, struct cairn_sentence *out)
 {
-    const struct cairn_cluster_cut *cut = job->snapshots.cut;
+    const struct coord_cut *cut = job->snapshots.cut;
     struct cairn_sentence awaited;
     out->text[0] = '\0';
     if (cut == NULL) return;
-    const char *id = cairn_cluster_cut_id(cut);
-    cairn_cluster_cut_waiting(job, &awaited);
+    const char *id = coord_cut_id(cut);
+    coord_cut_waiting(job, &awaited);
     cairn_sentence_set(out, "a %s%s%s, for %" PRIu64 " s", cut->is_snapshot ? "snapshot" : "digest",
                        id[0] != '\0' ? " " : "", id,
                        (uv_now(job->cluster->loop) - cut->begun_ms) / 1000);
@@ -159,11 +155,10 @@ void cairn_cluster_cut_show(const struct cairn_cluster_job *job, struct cairn_se
     if (awaited.text[0] != '\0') cairn_sentence_add(out, "; it waits for %s", awaited.text);
 }
 
-cairn_status cairn_cluster_cut_refuse(const struct cairn_cluster_job *job,
-                                      struct cairn_sentence *why)
+cairn_status coord_cut_refuse(const struct coord_job *job, struct cairn_sentence *why)
 {
     struct cairn_sentence awaited;
-    cairn_cluster_cut_waiting(job, &awaited);
+    coord_cut_waiting(job, &awaited);
     return cairn_fail(why, CAIRN_ERR_BUSY,
                       "a snapshot or digest of job %s is being taken%s%.300s; try again when it is "
                       "done, or give it up: `cairn snapshot cancel %s`",
@@ -171,9 +166,9 @@ cairn_status cairn_cluster_cut_refuse(const struct cairn_cluster_job *job,
                       awaited.text, job->spec.name);
 }
 
-static struct cairn_cluster_cut *new_cut(struct cairn_cluster_job *job)
+static struct coord_cut *new_cut(struct coord_job *job)
 {
-    struct cairn_cluster_cut *cut = calloc(1, sizeof *cut);
+    struct coord_cut *cut = calloc(1, sizeof *cut);
     if (cut == NULL) return NULL;
     cairn_manifest_init(&cut->manifest);
     cut->job = job;
@@ -182,17 +177,17 @@ static struct cairn_cluster_cut *new_cut(struct cairn_cluster_job *job)
     cut->parts = calloc(job->shard_room, 1);
     cut->progress = calloc(job->shard_room, sizeof *cut->progress);
     if (cut->parts != NULL && cut->progress != NULL) return cut;
-    cairn_cluster_cut_free(cut);
+    coord_cut_free(cut);
     return NULL;
 }
 
 /* Not at the end, when all others have written. */
-static cairn_status judge_storage(const struct cairn_cluster_job *job, struct cairn_sentence *why)
+static cairn_status judge_storage(const struct coord_job *job, struct cairn_sentence *why)
 {
     const char *said = job->cluster->storage.watch.said.text;
     if (said[0] != '\0') return cairn_fail(why, CAIRN_ERR_IO, "%s", said);
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_cluster_seat *seat = job->shards[i].seat;
+        const struct coord_seat *seat = job->shards[i].seat;
         if (seat->storage.text[0] != '\0')
             return cairn_fail(why, CAIRN_ERR_IO, "shard %s cannot save: %s", seat->name,
                               seat->storage.text);
@@ -201,7 +196,7 @@ static cairn_status judge_storage(const struct cairn_cluster_job *job, struct ca
 }
 
 /* May one be begun, but for a cut that runs? */
-static cairn_status cut_judge(const struct cairn_cluster_job *job, bool is_snapshot,
+static cairn_status cut_judge(const struct coord_job *job, bool is_snapshot,
                               struct cairn_sentence *why)
 {
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
@@ -209,7 +204,7 @@ static cairn_status cut_judge(const struct cairn_cluster_job *job, bool is_snaps
                           job->loss.why.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING) {
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: there is nothing to save yet",
-                          job->spec.name, cairn_cluster_job_state_name(job));
+                          job->spec.name, coord_job_state_name(job));
     }
     if (job->extension.body != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
@@ -220,7 +215,7 @@ static cairn_status cut_judge(const struct cairn_cluster_job *job, bool is_snaps
     return is_snapshot ? judge_storage(job, why) : CAIRN_OK;
 }
 
-static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, bool is_snapshot)
+static void start(struct coord_job *job, struct coord_cut *cut, bool is_snapshot)
 {
     const bool inherits = job->snapshots.cut == cut;
     cut->is_snapshot = is_snapshot;
@@ -229,172 +224,167 @@ static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, 
     if (inherits) return; // the core knows of it
     job->snapshots.cut = cut;
     if (!cut_prepare(cut)) cut->is_ready = true;
-    cairn_cluster_cut_resume(job, false);
+    coord_cut_resume(job, false);
 }
 
-void cairn_cluster_cut_resume(struct cairn_cluster_job *job, bool awaits_step)
+void coord_cut_resume(struct coord_job *job, bool awaits_step)
 {
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    struct coord_cut *cut = job->snapshots.cut;
     if (awaits_step || cut == NULL || !cut->is_ready || cut->is_asked || job->core == NULL ||
-        cairn_cluster_job_moves(job))
+        coord_job_moves(job))
         return;
     cut->is_asked = true;
-    const struct cairn_round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = cut->number };
-    cairn_cluster_job_event(job, &pin);
+    const struct round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = cut->number };
+    coord_job_event(job, &pin);
 }
 
 /* Something waits for the end of the one that stands, if any: that waits for no memory any more. */
-static void cut_hurry(struct cairn_cluster_job *job)
+static void cut_hurry(struct coord_job *job)
 {
     if (job->snapshots.cut != NULL) job->snapshots.cut->is_ready = true;
-    cairn_cluster_cut_resume(job, false);
+    coord_cut_resume(job, false);
 }
 
-bool cairn_cluster_cut_holds_layout(const struct cairn_cluster_job *job)
+bool coord_cut_holds_layout(const struct coord_job *job)
 {
     return job->snapshots.cut != NULL && job->snapshots.cut->is_asked;
 }
 
-cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
-                                     struct cairn_cluster_session *session, uint32_t request,
-                                     bool wait, struct cairn_sentence *why)
+cairn_status coord_cut_begin(struct coord_job *job, bool is_snapshot, struct coord_session *session,
+                             uint32_t request, bool wait, struct cairn_sentence *why)
 {
     const bool inherits = job->snapshots.cut != NULL && is_abandoned(job->snapshots.cut);
     const bool follows = job->snapshots.cut != NULL &&
                          job->snapshots.cut->cause == CAIRN_CUT_PERIODIC && is_snapshot;
     const cairn_status status = cut_judge(job, is_snapshot, why);
     if (status != CAIRN_OK) return status;
-    if (!inherits && !follows && job->snapshots.cut != NULL)
-        return cairn_cluster_cut_refuse(job, why);
-    struct cairn_cluster_cut *cut = inherits || follows ? job->snapshots.cut : new_cut(job);
+    if (!inherits && !follows && job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
+    struct coord_cut *cut = inherits || follows ? job->snapshots.cut : new_cut(job);
     if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    struct cairn_cluster_cut_waiters *waiters = follows ? &cut->next : &cut->now;
-    if (!cairn_cluster_waiters_add(wait ? &waiters->at_end : &waiters->at_begin, session,
-                                   request)) {
-        if (cut != job->snapshots.cut) cairn_cluster_cut_free(cut);
+    struct coord_cut_waiters *waiters = follows ? &cut->next : &cut->now;
+    if (!coord_waiters_add(wait ? &waiters->at_end : &waiters->at_begin, session, request)) {
+        if (cut != job->snapshots.cut) coord_cut_free(cut);
         return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
     if (!follows) start(job, cut, is_snapshot);
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_cut_begin_unasked(struct cairn_cluster_job *job,
-                                             enum cairn_cut_cause cause, struct cairn_sentence *why)
+cairn_status coord_cut_begin_unasked(struct coord_job *job, enum cut_cause cause,
+                                     struct cairn_sentence *why)
 {
     const cairn_status status = cut_judge(job, true, why);
     if (status != CAIRN_OK) return status;
-    if (job->snapshots.cut != NULL) return cairn_cluster_cut_refuse(job, why);
-    struct cairn_cluster_cut *cut = new_cut(job);
+    if (job->snapshots.cut != NULL) return coord_cut_refuse(job, why);
+    struct coord_cut *cut = new_cut(job);
     if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     cut->cause = cause;
     start(job, cut, true);
     return CAIRN_OK;
 }
 
-void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
-                              struct cairn_cluster_cut_waiters waiters)
+void coord_cut_follow(struct coord_job *job, struct coord_cut_waiters waiters)
 {
     struct cairn_sentence why;
     if (waiters.at_begin == NULL && waiters.at_end == NULL) return;
     cairn_status status = cut_judge(job, true, &why);
-    struct cairn_cluster_cut *cut = status == CAIRN_OK ? new_cut(job) : NULL;
+    struct coord_cut *cut = status == CAIRN_OK ? new_cut(job) : NULL;
     if (cut != NULL) {
         cut->now = waiters;
         start(job, cut, true);
         return;
     }
     if (status == CAIRN_OK) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
-    cairn_cluster_waiters_fail(&waiters.at_begin, status, why.text);
-    cairn_cluster_waiters_fail(&waiters.at_end, status, why.text);
+    coord_waiters_fail(&waiters.at_begin, status, why.text);
+    coord_waiters_fail(&waiters.at_end, status, why.text);
 }
 
-static void answer_begun(struct cairn_cluster_cut *cut)
+static void answer_begun(struct coord_cut *cut)
 {
-    struct cairn_snapshot_view view;
+    struct snapshot_view view;
     cut_to_view(cut, "writing", &view);
-    cairn_cluster_waiters_answer(&cut->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &view.status.base);
+    coord_waiters_answer(&cut->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &view.status.base);
 }
 
-static cairn_status fill_manifest(struct cairn_cluster_cut *cut)
+static cairn_status fill_manifest(struct coord_cut *cut)
 {
-    const struct cairn_cluster_job *job = cut->job;
+    const struct coord_job *job = cut->job;
     struct cairn_manifest *m = &cut->manifest;
     m->cluster = strdup(job->cluster->options->name);
     m->generation = cut->version.generation;
     m->step = cut->version.step;
     m->epoch = cairn_round_epoch(job->core);
     m->origin = job->origin;
-    m->created_unix_s = cairn_wall_unix_s();
+    m->created_unix_s = wall_unix_s();
     m->periodic = cut->cause == CAIRN_CUT_PERIODIC ? job->id : 0;
     m->shard_count = job->seat_count;
-    m->nonfinite = cairn_cluster_halts_damage(job);
+    m->nonfinite = coord_halts_damage(job);
     if (cut->cause == CAIRN_CUT_PERIODIC &&
         m->nonfinite.nonfinite > 0) // it was not when the cut began
         return cairn_fail(&cut->why, CAIRN_ERR_NONFINITE, "the job is damaged");
     // As it is at the pinned step: an amendment may come while the shards write.
     cairn_status status = cairn_spec_copy(&job->spec, &m->spec);
-    if (status == CAIRN_OK) status = cairn_cluster_groups_record(job, &m->reduce_groups);
+    if (status == CAIRN_OK) status = coord_groups_record(job, &m->reduce_groups);
     if (m->cluster != NULL && status == CAIRN_OK) return CAIRN_OK;
     return cairn_fail(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
 }
 
-static void send_pins(struct cairn_cluster_cut *cut)
+static void send_pins(struct coord_cut *cut)
 {
     Cairn__Pin pin = CAIRN__PIN__INIT;
     pin.job = cut->job->id;
     pin.snapshot = cut->number;
     pin.files = cut->is_snapshot;
     CAIRN_EACH_SHARD (cut->job, i) {
-        const struct cairn_cluster_job_shard *s = &cut->job->shards[i];
+        const struct coord_job_shard *s = &cut->job->shards[i];
         if (!s->up) {
-            cairn_cluster_cut_fail(cut, CAIRN_ERR_CLOSED, s->seat->name, "it is away");
+            coord_cut_fail(cut, CAIRN_ERR_CLOSED, s->seat->name, "it is away");
             continue;
         }
         cut->parts[i] = CAIRN_PART_AWAITED;
-        cairn_cluster_session_send(s->seat->session, CAIRN_MSG_PIN, 0, &pin.base);
+        coord_session_send(s->seat->session, CAIRN_MSG_PIN, 0, &pin.base);
     }
 }
 
-static void on_folder(struct cairn_cluster_work *work)
+static void on_folder(struct coord_work *work)
 {
-    struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
+    struct coord_cut *cut = (struct coord_cut *)work;
     if (work->cluster->closing || cut->job == NULL) { // a folder without a manifest is no snapshot
-        cairn_cluster_cut_free(cut);
+        coord_cut_free(cut);
         return;
     }
     cut->making_folder = false;
     if (cut->folder_status == CAIRN_OK) {
-        cairn_cluster_storage_used(work->cluster);
+        coord_storage_used(work->cluster);
     } else {
-        cairn_cluster_cut_fail(cut, cut->folder_status, "", cut->folder_why.text);
-        cairn_storage_watch_doubt(&work->cluster->storage.watch);
+        coord_cut_fail(cut, cut->folder_status, "", cut->folder_why.text);
+        storage_watch_doubt(&work->cluster->storage.watch);
     }
-    cairn_cluster_cut_tell_folder(cut, cut->status == CAIRN_OK ? cut->folder : "");
+    coord_cut_tell_folder(cut, cut->status == CAIRN_OK ? cut->folder : "");
     if (cut->status == CAIRN_OK) {
         cairn_log_info("snapshot %s of job %s begins", cut->id, cut->job->spec.name);
         answer_begun(cut);
     }
-    cairn_cluster_cut_advance(cut);
+    coord_cut_advance(cut);
 }
 
 /* The folder's name has the step, and the shards need the folder: it is made while they copy. */
-static void begin_folder(struct cairn_cluster_cut *cut)
+static void begin_folder(struct coord_cut *cut)
 {
     cut->work.run = cut_make_folder;
     cut->work.done = on_folder;
-    cut->making_folder = cairn_cluster_work_start(&cut->work, cut->job->cluster, NULL, 0);
+    cut->making_folder = coord_work_start(&cut->work, cut->job->cluster, NULL, 0);
     if (cut->making_folder) return;
-    cairn_cluster_cut_fail(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
+    coord_cut_fail(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
 }
 
-void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
-                              struct cairn_version version)
+void coord_cut_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version)
 {
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    struct coord_cut *cut = job->snapshots.cut;
     if (cut == NULL || cut->number != number || cut->stage != CAIRN_CUT_PINNING) return;
     cut->version = version;
     cut->status = fill_manifest(cut);
-    if (cut->status != CAIRN_OK) cairn_cluster_cut_tell_folder(cut, ""); // who has prepared it
+    if (cut->status != CAIRN_OK) coord_cut_tell_folder(cut, ""); // who has prepared it
     cut->stage = CAIRN_CUT_PINNED;
     if (cut->status == CAIRN_OK) {
         send_pins(cut);
@@ -403,7 +393,7 @@ void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
         else
             answer_begun(cut);
     }
-    cairn_cluster_cut_advance(cut);
+    coord_cut_advance(cut);
 }
 
 /* ==== prepare ==== */
@@ -412,36 +402,34 @@ void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
  * due at a step is prepared for some steps ahead; whichever cut comes next has what was made. */
 
 /* Whoever could not make its memory makes do without. */
-static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_status status,
+static void on_prepared(struct coord_job *job, const void *about, cairn_status status,
                         const char *why)
 {
     uint64_t number;
     memcpy(&number, about, sizeof number);
     if (status != CAIRN_OK) cairn_log_debug("job %s: a snapshot: %s", job->spec.name, why);
-    if (status != CAIRN_OK && job->snapshots.ahead == number) cairn_cluster_cut_unprepare(job);
+    if (status != CAIRN_OK && job->snapshots.ahead == number) coord_cut_unprepare(job);
     if (job->snapshots.cut == NULL || job->snapshots.cut->number != number) return;
     job->snapshots.cut->is_ready = true;
-    cairn_cluster_cut_resume(job, cairn_cluster_pace_nears_step(job));
+    coord_cut_resume(job, coord_pace_nears_step(job));
 }
 
 /* False: no memory. */
-static bool ask_all(struct cairn_cluster_job *job, uint64_t number)
+static bool ask_all(struct coord_job *job, uint64_t number)
 {
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_prepared, &number,
-                                                                        sizeof number);
+    struct coord_gather *gather = coord_gather_open_job(job, on_prepared, &number, sizeof number);
     if (gather == NULL) return false;
     Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
     message.job = job->id;
     message.snapshot = number;
     CAIRN_EACH_SHARD (job, i) {
-        (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PIN_PREPARE,
-                                        &message.base);
+        (void)coord_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PIN_PREPARE, &message.base);
     }
-    cairn_cluster_gather_start(gather);
+    coord_gather_start(gather);
     return true;
 }
 
-uint64_t cairn_cluster_cut_number(void)
+uint64_t coord_cut_number(void)
 {
     uint64_t number;
     randombytes_buf(&number, sizeof number);
@@ -452,15 +440,15 @@ uint64_t cairn_cluster_cut_number(void)
  * False: that is not waited for. */
 /* One by steps is of the version that there is now, as the last before a parting is, and nobody needs the
  * memory where nobody trains. */
-static bool cut_prepare(struct cairn_cluster_cut *cut)
+static bool cut_prepare(struct coord_cut *cut)
 {
-    struct cairn_cluster_job *job = cut->job;
+    struct coord_job *job = cut->job;
     const bool by_steps = cut->cause == CAIRN_CUT_PERIODIC &&
                           job->spec.policy.snapshot_every_s == 0;
     const uint64_t ahead = job->snapshots.ahead;
     job->snapshots.ahead = 0;
-    cut->number = ahead != 0 ? ahead : cairn_cluster_cut_number();
-    if (by_steps || ahead != 0 || cut->cause == CAIRN_CUT_PARTING || cairn_cluster_pace_rests(job))
+    cut->number = ahead != 0 ? ahead : coord_cut_number();
+    if (by_steps || ahead != 0 || cut->cause == CAIRN_CUT_PARTING || coord_pace_rests(job))
         return false;
     return ask_all(job, cut->number);
 }
@@ -468,38 +456,38 @@ static bool cut_prepare(struct cairn_cluster_cut *cut)
 /* ---- ahead ---- */
 
 /* A step will come at which one is taken, and the memory has no other use. */
-static bool is_of_use(const struct cairn_cluster_job *job)
+static bool is_of_use(const struct coord_job *job)
 {
     const struct cairn_policy *policy = &job->spec.policy;
     struct cairn_sentence unsaid;
     return policy->snapshot_every > 0 && policy->snapshot_every_s == 0 &&
-           cairn_cluster_halts_damage(job).nonfinite == 0 && !cairn_cluster_job_moves(job) &&
-           !cairn_cluster_pace_rests(job) && cut_judge(job, true, &unsaid) == CAIRN_OK;
+           coord_halts_damage(job).nonfinite == 0 && !coord_job_moves(job) &&
+           !coord_pace_rests(job) && cut_judge(job, true, &unsaid) == CAIRN_OK;
 }
 
 /* In a half of the time that making memory may take at most; or with the next step. */
-static bool is_soon(const struct cairn_cluster_job *job, uint64_t steps)
+static bool is_soon(const struct coord_job *job, uint64_t steps)
 {
     const uint64_t within_us = 500000 * (uint64_t)cairn_policy_prepare_within_s(&job->spec.policy);
-    const uint64_t median_us = cairn_cluster_pace_median(&job->pace); // 0: not known
+    const uint64_t median_us = coord_pace_median(&job->pace); // 0: not known
     return steps == 1 || (median_us > 0 && steps * median_us <= within_us);
 }
 
-void cairn_cluster_cut_prepare_ahead(struct cairn_cluster_job *job, uint64_t steps)
+void coord_cut_prepare_ahead(struct coord_job *job, uint64_t steps)
 {
     if (job->snapshots.ahead != 0 || job->snapshots.cut != NULL || !is_soon(job, steps) ||
         !is_of_use(job))
         return;
-    const uint64_t number = cairn_cluster_cut_number();
+    const uint64_t number = coord_cut_number();
     if (ask_all(job, number)) job->snapshots.ahead = number;
 }
 
-void cairn_cluster_cut_look_behind(struct cairn_cluster_job *job)
+void coord_cut_look_behind(struct coord_job *job)
 {
-    if (job->snapshots.ahead != 0 && !is_of_use(job)) cairn_cluster_cut_unprepare(job);
+    if (job->snapshots.ahead != 0 && !is_of_use(job)) coord_cut_unprepare(job);
 }
 
-void cairn_cluster_cut_unprepare(struct cairn_cluster_job *job)
+void coord_cut_unprepare(struct coord_job *job)
 {
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
     if (job->snapshots.ahead == 0) return;
@@ -507,9 +495,9 @@ void cairn_cluster_cut_unprepare(struct cairn_cluster_job *job)
     message.snapshot = job->snapshots.ahead;
     message.path = (char *)(uintptr_t) "";
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_cluster_seat *seat = job->shards[i].seat;
+        const struct coord_seat *seat = job->shards[i].seat;
         if (seat->session != NULL)
-            cairn_cluster_session_send(seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
+            coord_session_send(seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
     }
     job->snapshots.ahead = 0;
 }
@@ -518,16 +506,15 @@ void cairn_cluster_cut_unprepare(struct cairn_cluster_job *job)
 
 /* How far a cut is: what shards tell of it with their heartbeats. */
 
-static void take(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat,
-                 const Cairn__PinTold *told)
+static void take(struct coord_job *job, const struct coord_seat *seat, const Cairn__PinTold *told)
 {
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    struct coord_cut *cut = job->snapshots.cut;
     if (cut == NULL || cut->number != told->snapshot) return;
     CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].seat != seat) continue;
         // A shard that says more than can be is shown as one that is done.
         const uint64_t total = told->total_bytes < UINT64_MAX / 65536 ? told->total_bytes : 0;
-        cut->progress[i] = (struct cairn_cut_progress) {
+        cut->progress[i] = (struct cut_progress) {
             .done_bytes = told->done_bytes < total ? told->done_bytes : total,
             .total_bytes = total,
             .waited_ms = told->waited_ms,
@@ -535,23 +522,22 @@ static void take(struct cairn_cluster_job *job, const struct cairn_cluster_seat 
     }
 }
 
-void cairn_cluster_cut_on_progress(struct cairn_cluster *cluster,
-                                   const struct cairn_cluster_seat *seat,
-                                   const Cairn__Heartbeat *message)
+void coord_cut_on_progress(struct coord *cluster, const struct coord_seat *seat,
+                           const Cairn__Heartbeat *message)
 {
     for (size_t i = 0; i < message->n_pins; i++) {
-        struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, message->pins[i]->job);
+        struct coord_job *job = coord_job_by_id(cluster, message->pins[i]->job);
         if (job != NULL) take(job, seat, message->pins[i]);
     }
 }
 
-bool cairn_cluster_cut_progress(const struct cairn_cluster_job *job, struct cairn_cut_progress *out)
+bool coord_cut_progress(const struct coord_job *job, struct cut_progress *out)
 {
-    const struct cairn_cluster_cut *cut = job->snapshots.cut;
-    *out = (struct cairn_cut_progress) { 0 };
+    const struct coord_cut *cut = job->snapshots.cut;
+    *out = (struct cut_progress) { 0 };
     if (cut == NULL) return false;
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_cut_progress *of = &cut->progress[i];
+        const struct cut_progress *of = &cut->progress[i];
         // Its part is in: it told last a little before that.
         out->done_bytes += cut->parts[i] == CAIRN_PART_IN ? of->total_bytes : of->done_bytes;
         out->total_bytes += of->total_bytes;
@@ -567,10 +553,10 @@ bool cairn_cluster_cut_progress(const struct cairn_cluster_job *job, struct cair
 }
 
 /* For people, behind what the sentence says: bytes, rate, seconds left; nothing if nobody has told. */
-static void cut_add_progress(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+static void cut_add_progress(const struct coord_job *job, struct cairn_sentence *out)
 {
-    struct cairn_cut_progress progress;
-    if (!cairn_cluster_cut_progress(job, &progress)) return;
+    struct cut_progress progress;
+    if (!coord_cut_progress(job, &progress)) return;
     cairn_sentence_add(out, "; %.1f of %.1f MB, %.1f MB/s", (double)progress.done_bytes / 1e6,
                        (double)progress.total_bytes / 1e6, (double)progress.bytes_per_s / 1e6);
     if (progress.bytes_per_s > 0) cairn_sentence_add(out, ", %" PRIu64 " s left", progress.left_s);
@@ -581,8 +567,7 @@ static void cut_add_progress(const struct cairn_cluster_job *job, struct cairn_s
 
 /* Describes a snapshot that is being taken, without its progress. `view` borrows from `cut` and
  * `state`. */
-static void cut_to_view(const struct cairn_cluster_cut *cut, const char *state,
-                        struct cairn_snapshot_view *view)
+static void cut_to_view(const struct coord_cut *cut, const char *state, struct snapshot_view *view)
 {
     Cairn__SnapshotStatus *out = &view->status;
     cairn__snapshot_status__init(out);
@@ -595,19 +580,18 @@ static void cut_to_view(const struct cairn_cluster_cut *cut, const char *state,
     out->step = cut->version.step;
     out->created_unix_ms = cut->manifest.created_unix_s * 1000;
     if (cut->status == CAIRN_OK) snapshot_nonfinite(&cut->manifest, view);
-    if (cairn_cluster_cut_id(cut)[0] == '\0') return; // another thread makes the folder
+    if (coord_cut_id(cut)[0] == '\0') return; // another thread makes the folder
     out->id = (char *)(uintptr_t)cut->id;
     out->path = cut->folder;
 }
 
-bool cairn_cluster_cut_running(const struct cairn_cluster_job *job,
-                               struct cairn_snapshot_view *view)
+bool coord_cut_running(const struct coord_job *job, struct snapshot_view *view)
 {
-    const struct cairn_cluster_cut *cut = job->snapshots.cut;
-    struct cairn_cut_progress progress;
+    const struct coord_cut *cut = job->snapshots.cut;
+    struct cut_progress progress;
     if (cut == NULL || !cut->is_snapshot) return false;
     cut_to_view(cut, "running", view);
-    if (!cairn_cluster_cut_progress(job, &progress)) return true;
+    if (!coord_cut_progress(job, &progress)) return true;
     view->status.done_bytes = progress.done_bytes;
     view->status.total_bytes = progress.total_bytes;
     view->status.bytes_per_s = progress.bytes_per_s;
@@ -623,7 +607,7 @@ bool cairn_cluster_cut_running(const struct cairn_cluster_job *job,
 /* Removes the files of a snapshot that was begun. If some cannot be removed, they have no
  * manifest, so nobody lists them, and the snapshot stays noted as begun until they are gone
  * (snapshot.h). */
-static cairn_status remove_begun(const struct cairn_cluster_cut *cut)
+static cairn_status remove_begun(const struct coord_cut *cut)
 {
     struct cairn_snapshot_removed removed;
     struct cairn_sentence why;
@@ -637,10 +621,10 @@ static cairn_status remove_begun(const struct cairn_cluster_cut *cut)
 
 /* Makes the folder, and the id. Any thread, as the next one; touches, too, what is constant of the cluster.
  * */
-static void cut_make_folder(struct cairn_cluster_work *work)
+static void cut_make_folder(struct coord_work *work)
 {
-    struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
-    cut->folder_status = cairn_cluster_storage_seen(work->cluster, &cut->folder_why);
+    struct coord_cut *cut = (struct coord_cut *)work;
+    cut->folder_status = coord_storage_seen(work->cluster, &cut->folder_why);
     if (cut->folder_status != CAIRN_OK) return;
     cut->folder_status = cairn_snapshot_folder_make(
         work->cluster->storage.path, cut->manifest.spec.name, cut->version.generation,
@@ -655,51 +639,49 @@ static void cut_make_folder(struct cairn_cluster_work *work)
  * manifest has them, read back from the storage. The scrub reads all of it later, and takes
  * `latest` off a damaged one. If `latest` cannot be set, the log says so, and the next snapshot
  * that is verified sets it. */
-static void note(const struct cairn_cluster_cut *cut)
+static void note(const struct coord_cut *cut)
 {
     struct cairn_snapshot snapshot;
     struct cairn_sentence why;
     cairn_status status = cairn_snapshot_open(cut->folder, &snapshot, &why);
     if (status == CAIRN_OK) {
         cairn_snapshot_close(&snapshot);
-        status = cairn_cluster_snapshot_note_latest(cut->work.cluster, cut->manifest.spec.name,
-                                                    cut->id, &why);
+        status = coord_snapshot_note_latest(cut->work.cluster, cut->manifest.spec.name, cut->id,
+                                            &why);
     }
     if (status != CAIRN_OK)
         cairn_log_warn("snapshot %s of job %s is committed, and `latest` does not name it: %s",
                        cut->id, cut->manifest.spec.name, why.text);
 }
 
-void cairn_cluster_cut_work(struct cairn_cluster_work *work)
+void coord_cut_work(struct coord_work *work)
 {
-    struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
+    struct coord_cut *cut = (struct coord_cut *)work;
     struct cairn_manifest *m = &cut->manifest;
     struct cairn_hash root;
     if (cut->status == CAIRN_OK)
-        cut->status = cairn_cluster_content_root(m, &cut->digests, &root, &m->loss_scale,
-                                                 &cut->why);
+        cut->status = coord_content_root(m, &cut->digests, &root, &m->loss_scale, &cut->why);
     if (cut->status == CAIRN_OK) memcpy(m->content_root, root.byte, sizeof m->content_root);
-    if (cut->status == CAIRN_OK && cairn_cluster_note_missed(m) != CAIRN_OK)
+    if (cut->status == CAIRN_OK && coord_note_missed(m) != CAIRN_OK)
         cut->status = cairn_fail(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
     if (cut->status == CAIRN_OK && cut->is_snapshot)
-        cut->status = cairn_manifest_commit_signed(
-            cut->folder, m, cairn_cluster_keys_signer(work->cluster), &cut->why);
+        cut->status = cairn_manifest_commit_signed(cut->folder, m, coord_keys_signer(work->cluster),
+                                                   &cut->why);
     if (cut->status == CAIRN_OK && cut->is_snapshot) note(cut);
     if (cut->folder != NULL && (cut->status == CAIRN_OK || remove_begun(cut) == CAIRN_OK))
         cairn_snapshot_begun_forget(work->cluster->storage.path, m->spec.name, cut->id);
 }
 
 /* Says what of the saved version is not finite. */
-static void snapshot_nonfinite(const struct cairn_manifest *manifest,
-                               struct cairn_snapshot_view *view)
+static void snapshot_nonfinite(const struct cairn_manifest *manifest, struct snapshot_view *view)
 {
     cairn_results_list(&manifest->nonfinite, &manifest->spec, view->nonfinite);
     view->status.nonfinite = manifest->nonfinite.nonfinite;
     view->status.nonfinite_tensors = view->nonfinite;
 }
 
-void cairn_cluster_manifest_to_view(const struct cairn_manifest *manifest, const char *id,
-                                    const char *folder, struct cairn_snapshot_view *view)
+void coord_manifest_to_view(const struct cairn_manifest *manifest, const char *id,
+                            const char *folder, struct snapshot_view *view)
 {
     Cairn__SnapshotStatus *out = &view->status;
     cairn__snapshot_status__init(out);
@@ -721,33 +703,33 @@ void cairn_cluster_manifest_to_view(const struct cairn_manifest *manifest, const
 
 /* ==== parting ==== */
 
-static void say_unsaved(struct cairn_cluster_job *job, const char *why)
+static void say_unsaved(struct coord_job *job, const char *why)
 {
     cairn_sentence_set(&job->parting.outcome,
                        "nothing durable is left of job %s but older snapshots: %s", job->spec.name,
                        why);
 }
 
-void cairn_cluster_parting_want(struct cairn_cluster_job *job)
+void coord_parting_want(struct coord_job *job)
 {
-    struct cairn_cluster_parting *p = &job->parting;
+    struct coord_parting *p = &job->parting;
     if (p->state == CAIRN_PARTING_WANTED || p->state == CAIRN_PARTING_TAKEN) return;
     if (p->is_saved && (job->state == CAIRN_CLUSTER_JOB_LOST ||
-                        cairn_version_compare(p->version, cairn_cluster_job_version(job)) == 0))
+                        cairn_version_compare(p->version, coord_job_version(job)) == 0))
         return;
     p->state = CAIRN_PARTING_WANTED;
     p->is_saved = false;
     say_unsaved(job, "its snapshot had not begun");
 }
 
-bool cairn_cluster_parting_advance(struct cairn_cluster_job *job)
+bool coord_parting_advance(struct coord_job *job)
 {
-    struct cairn_cluster_parting *p = &job->parting;
+    struct coord_parting *p = &job->parting;
     struct cairn_sentence why;
     if (p->state != CAIRN_PARTING_WANTED) return p->state != CAIRN_PARTING_TAKEN;
     p->state = CAIRN_PARTING_TAKEN;
     say_unsaved(job, "its snapshot was not done in time");
-    const cairn_status status = cairn_cluster_cut_begin_unasked(job, CAIRN_CUT_PARTING, &why);
+    const cairn_status status = coord_cut_begin_unasked(job, CAIRN_CUT_PARTING, &why);
     if (status == CAIRN_OK) return p->state == CAIRN_PARTING_ENDED;
     if (status == CAIRN_ERR_BUSY) cut_hurry(job); // it is behind that one
     p->state = status == CAIRN_ERR_BUSY ? CAIRN_PARTING_WANTED : CAIRN_PARTING_ENDED;
@@ -755,9 +737,9 @@ bool cairn_cluster_parting_advance(struct cairn_cluster_job *job)
     return p->state == CAIRN_PARTING_ENDED;
 }
 
-void cairn_cluster_parting_cut_ended(const struct cairn_cluster_cut *cut)
+void coord_parting_cut_ended(const struct coord_cut *cut)
 {
-    struct cairn_cluster_parting *p = &cut->job->parting;
+    struct coord_parting *p = &cut->job->parting;
     p->state = CAIRN_PARTING_ENDED;
     p->is_saved = cut->status == CAIRN_OK;
     p->version = cut->version;
@@ -770,14 +752,14 @@ void cairn_cluster_parting_cut_ended(const struct cairn_cluster_cut *cut)
 
 /* ==== cost ==== */
 
-static void begin(struct cairn_cluster_cost *cost, const struct cairn_cluster_cut *cut)
+static void begin(struct coord_cost *cost, const struct coord_cut *cut)
 {
     const bool comparable = cost->plain.count >= CAIRN_COST_STEPS;
     cost->is_counting = true;
     cost->has_ended = cost->is_committed = false;
     cost->number = cut->number;
     cost->extra_us = 0;
-    cost->usual_us = comparable ? cairn_cluster_pace_median(&cost->plain) : 0;
+    cost->usual_us = comparable ? coord_pace_median(&cost->plain) : 0;
 }
 
 static uint32_t bounded(int64_t us)
@@ -786,7 +768,7 @@ static uint32_t bounded(int64_t us)
 }
 
 /* One that failed, or had nothing to be compared with, says nothing. */
-static void conclude(struct cairn_cluster_cost *cost)
+static void conclude(struct coord_cost *cost)
 {
     cost->is_counting = false;
     if (!cost->is_committed || cost->usual_us == 0) return;
@@ -796,23 +778,23 @@ static void conclude(struct cairn_cluster_cost *cost)
     if (cost->count < CAIRN_COST_SNAPSHOTS) cost->count++;
 }
 
-void cairn_cluster_cost_note_step(struct cairn_cluster_job *job)
+void coord_cost_note_step(struct coord_job *job)
 {
-    struct cairn_cluster_cost *cost = &job->snapshots.cost;
-    const struct cairn_cluster_cut *cut = job->snapshots.cut;
+    struct coord_cost *cost = &job->snapshots.cost;
+    const struct coord_cut *cut = job->snapshots.cut;
     const uint32_t us = job->pace.last_us;
     if (!cost->is_counting && cut != NULL && cut->is_snapshot) begin(cost, cut);
     if (cost->is_counting) {
         cost->extra_us += (int64_t)us - cost->usual_us;
         if (cost->has_ended) conclude(cost);
     } else if (cut == NULL) { // a digest is neither
-        cairn_cluster_pace_note(&cost->plain, us);
+        coord_pace_note(&cost->plain, us);
     }
 }
 
-void cairn_cluster_cost_ended(const struct cairn_cluster_cut *cut)
+void coord_cost_ended(const struct coord_cut *cut)
 {
-    struct cairn_cluster_cost *cost = &cut->job->snapshots.cost;
+    struct coord_cost *cost = &cut->job->snapshots.cost;
     if (!cut->is_snapshot) return;
     if (!cost->is_counting || cost->number != cut->number) begin(cost, cut); // within one step
     cost->has_ended = true;

@@ -23,20 +23,19 @@
 
 /* Where a snapshot stands among all of its job, also when it is gone: by version, since no job takes a
  * generation that lies in the folder of its name already (job.h, recovery.c). */
-struct cairn_snapshot_place {
+struct snapshot_place {
     struct cairn_version version;
     char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: before all of them */
 };
-struct cairn_found_snapshot {
-    bool
-        is_left; /* its job turned away from it: it went back, or another one began (cairn_find_line) */
-    struct cairn_snapshot_place place;
+struct found_snapshot {
+    bool is_left; /* its job turned away from it: it went back, or another one began (find_line) */
+    struct snapshot_place place;
     char *folder; /* owned */
     struct cairn_manifest manifest;
     char signature[128]; /* for people; empty: nobody has looked at it */
 };
-struct cairn_cluster_found {
-    struct cairn_found_snapshot *list; /* owned: [count], the newest first */
+struct coord_found {
+    struct found_snapshot *list; /* owned: [count], the newest first */
     size_t count;
     struct cairn_sentence unread; /* which folders could not be read; empty: none */
 };
@@ -45,23 +44,22 @@ struct cairn_cluster_found {
  * Blocks: for another thread than the loop's. A snapshot whose manifest cannot be read is left
  * out, but is the failure if `id` asks for it. Release `out` in any case. CAIRN_ERR_IO: this is
  * not the folder that snapshots were written to (store.h). */
-cairn_status cairn_cluster_find_snapshots(const struct cairn_cluster *cluster, const char *job,
-                                          const char *id, struct cairn_cluster_found *out,
-                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, const char *id,
+                                  struct coord_found *out,
+                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Which of one job's snapshots its present does not follow, when it last went back, or began, at `origin`;
  * NULL: as the newest says. Each that it does follow says which older ones it follows itself. */
-void cairn_find_line(struct cairn_cluster_found *found, const struct cairn_origin *origin);
+void find_line(struct coord_found *found, const struct cairn_origin *origin);
 /* `a` is the older one. */
-bool cairn_snapshot_place_behind(const struct cairn_snapshot_place *a,
-                                 const struct cairn_snapshot_place *b);
-void cairn_cluster_found_release(struct cairn_cluster_found *found);
+bool snapshot_place_behind(const struct snapshot_place *a, const struct snapshot_place *b);
+void coord_found_release(struct coord_found *found);
 
 /* ---- keep.c ---- */
 
-void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,
-                                   const Cairn__SnapshotRemove *message);
+void coord_snapshot_remove(struct coord_session *session, uint32_t request,
+                           const Cairn__SnapshotRemove *message);
 /* The folder of a snapshot is being removed. */
-bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const char *folder);
+bool coord_snapshot_removing(const struct coord *cluster, const char *folder);
 
 /* ==== cost ==== */
 
@@ -69,7 +67,7 @@ bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const 
  * It is counted with each step, in memory alone: a new incarnation of the coordinator begins
  * anew. Loop thread only. */
 
-struct cairn_cluster_cut;
+struct coord_cut;
 
 enum {
     CAIRN_COST_SNAPSHOTS = 8, /* the last so many count */
@@ -77,8 +75,8 @@ enum {
 };
 
 /* A job's costs. Zero: nothing was measured. */
-struct cairn_cluster_cost {
-    struct cairn_cluster_pace plain; /* steps without a cut; seen stays unused */
+struct coord_cost {
+    struct coord_pace plain; /* steps without a cut; seen stays unused */
     /* of the snapshot that is being taken, or ended within the open step */
     bool is_counting, has_ended, is_committed;
     uint64_t number;            /* the cut's */
@@ -90,15 +88,15 @@ struct cairn_cluster_cost {
 };
 
 /* A step of the job has ended, and took job->pace.last_us; before anybody begins a cut at its version. */
-void cairn_cluster_cost_note_step(struct cairn_cluster_job *job);
+void coord_cost_note_step(struct coord_job *job);
 /* The cut has ended, well or not. */
-void cairn_cluster_cost_ended(const struct cairn_cluster_cut *cut);
+void coord_cost_ended(const struct coord_cut *cut);
 
 /* ==== cuts ==== */
 
 /* Cuts of jobs, for those who ask for one and those who tell of its shards: snapshot.h says what one is. */
 
-enum cairn_cut_cause {
+enum cut_cause {
     CAIRN_CUT_ASKED,
     CAIRN_CUT_PERIODIC /* snapshot.h */,
     CAIRN_CUT_PARTING /* snapshot.h */
@@ -106,37 +104,32 @@ enum cairn_cut_cause {
 
 /* Begins one; `is_snapshot` false: a digest. The session is answered later. A snapshot that is asked for
  * while a periodic one is being taken begins behind it. */
-cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
-                                     struct cairn_cluster_session *session, uint32_t request,
-                                     bool wait, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_cut_begin(struct coord_job *job, bool is_snapshot, struct coord_session *session,
+                             uint32_t request, bool wait,
+                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* A snapshot that nobody waits for. CAIRN_ERR_BUSY: one is being taken. */
-cairn_status cairn_cluster_cut_begin_unasked(struct cairn_cluster_job *job,
-                                             enum cairn_cut_cause cause,
-                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_cut_begin_unasked(struct coord_job *job, enum cut_cause cause,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The snapshot of that id is being taken. */
-bool cairn_cluster_cut_takes(const struct cairn_cluster_job *job, const char *id);
+bool coord_cut_takes(const struct coord_job *job, const char *id);
 /* For whom the job's cut waits; empty: for nobody. True: for somebody who is not there. */
-bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+bool coord_cut_waiting(const struct coord_job *job, struct cairn_sentence *out);
 /* Which is being taken, for how long, and for whom it waits; empty: none is. */
-void cairn_cluster_cut_show(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+void coord_cut_show(const struct coord_job *job, struct cairn_sentence *out);
 /* One is there, and waits for whom: CAIRN_ERR_BUSY. */
-cairn_status cairn_cluster_cut_refuse(const struct cairn_cluster_job *job,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_cut_refuse(const struct coord_job *job,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Gives up the one of that id, or with "" whichever there is; answered when it has ended.
  * CAIRN_ERR_NOT_FOUND, CAIRN_ERR_BUSY. */
-cairn_status cairn_cluster_cut_cancel(struct cairn_cluster_job *job, const char *id,
-                                      struct cairn_cluster_session *session, uint32_t request,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
-                              struct cairn_version version);
-void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
-                               const Cairn__SnapshotPart *part);
+cairn_status coord_cut_cancel(struct coord_job *job, const char *id, struct coord_session *session,
+                              uint32_t request, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void coord_cut_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version);
+void coord_cut_on_part(struct coord_job *job, uint32_t shard, const Cairn__SnapshotPart *part);
 /* Takes note of what a shard's heartbeat says about cuts. */
-void cairn_cluster_cut_on_progress(struct cairn_cluster *cluster,
-                                   const struct cairn_cluster_seat *seat,
-                                   const Cairn__Heartbeat *message);
+void coord_cut_on_progress(struct coord *cluster, const struct coord_seat *seat,
+                           const Cairn__Heartbeat *message);
 /* How far the shards of the job's cut are together, as they told last. */
-struct cairn_cut_progress {
+struct cut_progress {
     uint64_t done_bytes, total_bytes;
     /* the longest that updates of a shard waited for its staging, threads added up */
     uint64_t waited_ms;
@@ -144,33 +137,31 @@ struct cairn_cut_progress {
     uint64_t left_s; /* if it goes on like that */
 };
 /* False: there is no cut, or nobody has told yet. */
-bool cairn_cluster_cut_progress(const struct cairn_cluster_job *job,
-                                struct cairn_cut_progress *out);
-void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
+bool coord_cut_progress(const struct coord_job *job, struct cut_progress *out);
+void coord_cut_shard_gone(struct coord_job *job, uint32_t shard);
 /* The shard came without its part of the job: nothing will be pinned. */
-void cairn_cluster_cut_part_missed(struct cairn_cluster_job *job, uint32_t shard);
+void coord_cut_part_missed(struct coord_job *job, uint32_t shard);
 
 /* The layout may stand still again, or a step has ended: a cut that waited for that is pinned; not if it
  * awaits the next step. One that is pinned between two steps gives shards the longest time to copy what the
  * next update overwrites. */
-void cairn_cluster_cut_resume(struct cairn_cluster_job *job, bool awaits_step);
+void coord_cut_resume(struct coord_job *job, bool awaits_step);
 /* It stands still for a cut; one that waits for that holds nothing up, or both would wait for ever. */
-bool cairn_cluster_cut_holds_layout(const struct cairn_cluster_job *job);
+bool coord_cut_holds_layout(const struct coord_job *job);
 /* One by steps is due in so many: shards prepare it, if that is soon. */
-void cairn_cluster_cut_prepare_ahead(struct cairn_cluster_job *job, uint64_t steps);
+void coord_cut_prepare_ahead(struct coord_job *job, uint64_t steps);
 /* None is due any more: what was prepared goes. */
-void cairn_cluster_cut_unprepare(struct cairn_cluster_job *job);
+void coord_cut_unprepare(struct coord_job *job);
 /* One that waits for a shard in vain for longer than a lease is given up. */
-void cairn_cluster_cut_tick(struct cairn_cluster_job *job);
+void coord_cut_tick(struct coord_job *job);
 /* The job is lost or to be dropped: it ends as soon as its thread has ended. */
-void cairn_cluster_cut_abort(struct cairn_cluster_job *job, const char *reason);
+void coord_cut_abort(struct coord_job *job, const char *reason);
 /* The job is freed now: it has no cut after this, and who waited for one has heard why. */
-void cairn_cluster_cut_orphan(struct cairn_cluster_job *job, const char *reason);
+void coord_cut_orphan(struct coord_job *job, const char *reason);
 /* A session went: nobody waits with it any more. */
-void cairn_cluster_cut_forget(struct cairn_cluster_job *job,
-                              const struct cairn_cluster_session *session);
+void coord_cut_forget(struct coord_job *job, const struct coord_session *session);
 /* With the cluster. */
-void cairn_cluster_cut_close(struct cairn_cluster_job *job);
+void coord_cut_close(struct coord_job *job);
 
 /* ==== digests ==== */
 
@@ -179,38 +170,38 @@ void cairn_cluster_cut_close(struct cairn_cluster_job *job);
 
 #define CAIRN_DIGESTS_MAX ((size_t)16 << 20)
 
-struct cairn_cluster_digest {
+struct coord_digest {
     uint32_t tensor, plane;
     struct cairn_tree_node node;
 };
 
 /* All zero: empty. */
-struct cairn_cluster_digests {
-    struct cairn_cluster_digest *list; /* owned: [count] */
+struct coord_digests {
+    struct coord_digest *list; /* owned: [count] */
     size_t count, capacity;
 };
-void cairn_cluster_digests_release(struct cairn_cluster_digests *digests);
+void coord_digests_release(struct coord_digests *digests);
 
 /* Adds what a shard sent of a job of so many tensors. CAIRN_ERR_PROTOCOL: not of its planes, or too many.
  * CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_cluster_digests_take(struct cairn_cluster_digests *digests, size_t tensor_count,
-                                        const Cairn__SnapshotPart *part,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_digests_take(struct coord_digests *digests, size_t tensor_count,
+                                const Cairn__SnapshotPart *part,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The same of one plane's tree, or a part of it. */
-cairn_status cairn_cluster_digests_add(struct cairn_cluster_digests *digests, uint32_t tensor,
-                                       enum cairn_plane plane, const struct cairn_tree *tree,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_digests_add(struct coord_digests *digests, uint32_t tensor,
+                               enum cairn_plane plane, const struct cairn_tree *tree,
+                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* Copies what tensors have missed from the manifest's payload into the manifest's own fields.
  * CAIRN_ERR_NO_MEMORY. Any thread. */
-cairn_status cairn_cluster_note_missed(struct cairn_manifest *manifest) CAIRN_MUST_CHECK;
+cairn_status coord_note_missed(struct cairn_manifest *manifest) CAIRN_MUST_CHECK;
 /* The content root of a state of which `manifest` has the spec, the step and the payload; of its loss scale
  * and its root nothing is read. *loss_scale_out is the one in force. Sorts the digests. Any thread.
  * CAIRN_ERR_PROTOCOL: they are not the whole of it, each part once. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_cluster_content_root(const struct cairn_manifest *manifest,
-                                        struct cairn_cluster_digests *digests,
-                                        struct cairn_hash *root_out, double *loss_scale_out,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_content_root(const struct cairn_manifest *manifest,
+                                struct coord_digests *digests, struct cairn_hash *root_out,
+                                double *loss_scale_out,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== cut ==== */
 
@@ -223,34 +214,34 @@ cairn_status cairn_cluster_content_root(const struct cairn_manifest *manifest,
  * One a job at a time. A part that fails, a shard that goes away, or an operator's word fails the set: the
  * others are told to stop, the folder is removed when they have, and training never notices. */
 
-enum cairn_cluster_cut_stage { CAIRN_CUT_PINNING, CAIRN_CUT_PINNED, CAIRN_CUT_WORKING };
+enum coord_cut_stage { CAIRN_CUT_PINNING, CAIRN_CUT_PINNED, CAIRN_CUT_WORKING };
 
 /* The state of a shard's part; BEGUN when its first message is in and more are to come. */
-enum cairn_part_state { CAIRN_PART_NONE, CAIRN_PART_AWAITED, CAIRN_PART_BEGUN, CAIRN_PART_IN };
-static inline bool cairn_part_is_open(uint8_t part)
+enum part_state { CAIRN_PART_NONE, CAIRN_PART_AWAITED, CAIRN_PART_BEGUN, CAIRN_PART_IN };
+static inline bool part_is_open(uint8_t part)
 {
     return part == CAIRN_PART_AWAITED || part == CAIRN_PART_BEGUN;
 }
 
 /* Who hears of it when it has begun, and when it has ended. */
-struct cairn_cluster_cut_waiters {
-    struct cairn_cluster_waiter *at_begin, *at_end;
+struct coord_cut_waiters {
+    struct coord_waiter *at_begin, *at_end;
 };
 
-struct cairn_cluster_cut {
-    struct cairn_cluster_work work;
-    struct cairn_cluster_job *job; /* borrowed: not restored while a cut runs; NULL: it was freed */
+struct coord_cut {
+    struct coord_work work;
+    struct coord_job *job; /* borrowed: not restored while a cut runs; NULL: it was freed */
     uint64_t number;
     uint64_t job_id; /* the job's own number */
     bool is_snapshot;
-    enum cairn_cut_cause cause;
-    enum cairn_cluster_cut_stage stage;
+    enum cut_cause cause;
+    enum coord_cut_stage stage;
     bool is_ready; /* the shards have made memory for it, or it is not awaited */
     bool is_asked; /* the core has been told to pin it */
     bool making_folder;
     struct cairn_version version;
     uint64_t begun_ms;   /* of the loop's clock */
-    uint64_t stuck_ms;   /* cairn_cluster_now_ms: since when it waits in vain; 0: it does not */
+    uint64_t stuck_ms;   /* coord_now_ms: since when it waits in vain; 0: it does not */
     cairn_status status; /* the first failure */
     struct cairn_sentence why;
     /* of the thread that makes the folder, until that is done */
@@ -261,80 +252,74 @@ struct cairn_cluster_cut {
     bool has_payload; /* the manifest has one: of the first part that came */
 
     /* owned */
-    char *folder;   /* NULL in a digest */
-    uint8_t *parts; /* [shard_count], enum cairn_part_state */
-    struct cairn_cut_progress
-        *progress; /* [shard_count], of each the bytes and the wait; 0: untold */
-    struct cairn_cluster_digests digests;
+    char *folder;                  /* NULL in a digest */
+    uint8_t *parts;                /* [shard_count], enum part_state */
+    struct cut_progress *progress; /* [shard_count], of each the bytes and the wait; 0: untold */
+    struct coord_digests digests;
     struct cairn_manifest manifest; /* of a digest too: content root, version, payload */
-    struct cairn_cluster_cut_waiters now;
+    struct coord_cut_waiters now;
     /* of a periodic one: they want one of their own, behind it */
-    struct cairn_cluster_cut_waiters next;
-    struct cairn_cluster_waiter *at_cancel;
+    struct coord_cut_waiters next;
+    struct coord_waiter *at_cancel;
 };
 
 /* ---- snapshot.c ---- */
 /* Returns a new number, never 0, by which shards refer to a snapshot when they report hashes. */
-uint64_t cairn_cluster_cut_number(void);
+uint64_t coord_cut_number(void);
 
 /* At a tick: what was prepared ahead goes where no step comes, or the memory has another use. */
-void cairn_cluster_cut_look_behind(struct cairn_cluster_job *job);
+void coord_cut_look_behind(struct coord_job *job);
 
 /* ---- snapshot.c ---- */
 
 /* One has ended: takes those who wait for the next. */
-void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
-                              struct cairn_cluster_cut_waiters waiters);
+void coord_cut_follow(struct coord_job *job, struct coord_cut_waiters waiters);
 
 /* ---- snapshot.c ---- */
 
-struct cairn_snapshot_view;
+struct snapshot_view;
 
 /* The same for a list, with how far it is. False: the job has no snapshot under way. */
-bool cairn_cluster_cut_running(const struct cairn_cluster_job *job,
-                               struct cairn_snapshot_view *view);
+bool coord_cut_running(const struct coord_job *job, struct snapshot_view *view);
 
 /* ---- snapshot_end.c ---- */
 /* The first failure counts; the shards that are at work are told to stop. */
-void cairn_cluster_cut_fail(struct cairn_cluster_cut *cut, cairn_status status, const char *name,
-                            const char *text);
+void coord_cut_fail(struct coord_cut *cut, cairn_status status, const char *name, const char *text);
 /* To the other thread, if all parts are in or will never come. */
-void cairn_cluster_cut_advance(struct cairn_cluster_cut *cut);
+void coord_cut_advance(struct coord_cut *cut);
 /* The id of the snapshot; empty while it has none. */
-const char *cairn_cluster_cut_id(const struct cairn_cluster_cut *cut);
+const char *coord_cut_id(const struct coord_cut *cut);
 /* PinFolder to the shards that are at work; path "": what they do is of no use. */
-void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const char *path);
+void coord_cut_tell_folder(const struct coord_cut *cut, const char *path);
 /* Answers nobody. */
-void cairn_cluster_cut_free(struct cairn_cluster_cut *cut);
+void coord_cut_free(struct coord_cut *cut);
 
 /* ---- snapshot.c ---- */
 
 /* The content root of what the parts said, into the manifest, and for a snapshot the manifest onto
  * storage; on failure the folder is removed. Any thread: touches the cut alone, and its copy of the spec. */
-void cairn_cluster_cut_work(struct cairn_cluster_work *work);
+void coord_cut_work(struct coord_work *work);
 /* A shard's SnapshotPart was taken: it is asked for the next one of it. */
-void cairn_cluster_part_next(const struct cairn_cluster_seat *seat,
-                             const Cairn__SnapshotPart *part);
+void coord_part_next(const struct coord_seat *seat, const Cairn__SnapshotPart *part);
 /* Its own failure, as a status. */
-cairn_status cairn_cluster_part_failed(const Cairn__SnapshotPart *part, struct cairn_sentence *why);
+cairn_status coord_part_failed(const Cairn__SnapshotPart *part, struct cairn_sentence *why);
 /* A status message with the texts that are made for it; the others are borrowed. */
-struct cairn_snapshot_view {
+struct snapshot_view {
     Cairn__SnapshotStatus status;
     char nonfinite[CAIRN_RESULTS_BYTES];
 };
 
 /* Describes a committed snapshot. `view` borrows from `manifest`, `id` and `folder`. */
-void cairn_cluster_manifest_to_view(const struct cairn_manifest *manifest, const char *id,
-                                    const char *folder, struct cairn_snapshot_view *view);
+void coord_manifest_to_view(const struct cairn_manifest *manifest, const char *id,
+                            const char *folder, struct snapshot_view *view);
 
 /* ==== list ==== */
 
 /* Answers an admin's questions about snapshots, both committed ones and those being taken. */
 
-void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,
-                                  const char *job);
-void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
-                                  const char *job, const char *id);
+void coord_snapshots_list(struct coord_session *session, uint32_t request, const char *job);
+void coord_snapshots_show(struct coord_session *session, uint32_t request, const char *job,
+                          const char *id);
 
 /* ==== parting ==== */
 
@@ -343,7 +328,7 @@ void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_
  * together. Training goes on meanwhile; steps after the snapshot are lost with the shard. */
 
 /* A job's parting snapshot. */
-struct cairn_cluster_parting {
+struct coord_parting {
     enum {
         CAIRN_PARTING_NONE,
         CAIRN_PARTING_WANTED, /* what stands in its way passes by itself */
@@ -357,11 +342,11 @@ struct cairn_cluster_parting {
 
 /* One more shard of the job ends. If the job's present version was already saved for another
  * shard, no new snapshot is taken. */
-void cairn_cluster_parting_want(struct cairn_cluster_job *job);
+void coord_parting_want(struct coord_job *job);
 /* The next step. True: it has ended. */
-bool cairn_cluster_parting_advance(struct cairn_cluster_job *job);
+bool coord_parting_advance(struct coord_job *job);
 /* The cut is of one, and has ended, well or not. */
-void cairn_cluster_parting_cut_ended(const struct cairn_cluster_cut *cut);
+void coord_parting_cut_ended(const struct coord_cut *cut);
 
 /* ==== periodic ==== */
 
@@ -376,21 +361,20 @@ void cairn_cluster_parting_cut_ended(const struct cairn_cluster_cut *cut);
  * taken. Training waits for none of it. */
 
 /* A job's snapshots: the one under way, and when the next is due. */
-struct cairn_cluster_snapshots {
-    struct cairn_cluster_cut
-        *cut; /* a snapshot or a digest on its way; NULL: none is (snapshot.h) */
+struct coord_snapshots {
+    struct coord_cut *cut; /* a snapshot or a digest on its way; NULL: none is (snapshot.h) */
     struct cairn_version stepped; /* the version at the last event */
     /* the number of the next cut, which shards were asked to prepare; 0: they were not */
     uint64_t ahead;
     bool awaits_write; /* buffers_every: a step was due, and the write after it is still to come */
-    uint64_t due_ms;   /* snapshot_every_s: cairn_cluster_now_ms + 1 when one was due; 0: not yet */
-    struct cairn_cluster_cost cost;
+    uint64_t due_ms;   /* snapshot_every_s: coord_now_ms + 1 when one was due; 0: not yet */
+    struct coord_cost cost;
     struct cairn_sentence failed;      /* the last periodic one; empty: it did not; for status */
     struct cairn_sentence passed_over; /* restore.c, until a snapshot is taken; for status */
 };
 
 /* The job may be at a step that is to be saved. */
-void cairn_cluster_periodic_advance(struct cairn_cluster_job *job);
+void coord_periodic_advance(struct coord_job *job);
 
 /* ==== keep ==== */
 
@@ -410,19 +394,18 @@ void cairn_cluster_periodic_advance(struct cairn_cluster_job *job);
 /* It is committed, and its files are there with their sizes and headers: `latest` names it, if it is newer,
  * so that whoever waited for it restores it. Blocks, as the next one: another thread than the loop's; one
  * word is written at a time. */
-cairn_status cairn_cluster_snapshot_note_latest(const struct cairn_cluster *cluster,
-                                                const char *job, const char *id,
-                                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_snapshot_note_latest(const struct coord *cluster, const char *job,
+                                        const char *id,
+                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* All of it was read, and is good, or damaged. CAIRN_ERR_NOT_FOUND: it is gone meanwhile, which is no damage;
  * nothing is noted. */
-cairn_status cairn_cluster_snapshot_note_check(const struct cairn_cluster *cluster, const char *job,
-                                               const char *id, bool is_good,
-                                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_snapshot_note_check(const struct coord *cluster, const char *job, const char *id,
+                                       bool is_good, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* One of the job was noted as good, on the loop: removes what may go now. */
-void cairn_cluster_snapshot_keep(struct cairn_cluster *cluster, const char *job);
+void coord_snapshot_keep(struct coord *cluster, const char *job);
 
 /* Why a snapshot goes, by which is judged whether it may, as things are when it does. */
-enum cairn_removal_cause {
+enum removal_cause {
     CAIRN_REMOVAL_ASKED,  /* not one with a tag, nor the only verified one */
     CAIRN_REMOVAL_FORCED, /* its tags go with it */
     CAIRN_REMOVAL_RETIRED, /* nothing keeps it: nor one with a tag, and while another one is verified */
@@ -431,21 +414,21 @@ enum cairn_removal_cause {
 /* The first of a removal: if it may go (CAIRN_ERR_REFUSED: it may not) it is no snapshot any more, and
  * `latest` is off it; its files are still there. Whoever asks next does not count on it. Blocks; another
  * thread than the loop's. */
-cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster, const char *job,
-                                            const char *id, enum cairn_removal_cause cause,
-                                            struct cairn_snapshot_removed *removed_out,
-                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_snapshot_release(const struct coord *cluster, const char *job, const char *id,
+                                    enum removal_cause cause,
+                                    struct cairn_snapshot_removed *removed_out,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* Around what is read and then decided by tags: nothing is released meanwhile. Blocks. */
-void cairn_cluster_snapshot_words_lock(void);
-void cairn_cluster_snapshot_words_unlock(void);
+void coord_snapshot_words_lock(void);
+void coord_snapshot_words_unlock(void);
 
 /* ---- what an admin asks ---- */
 
-void cairn_cluster_snapshot_prune(struct cairn_cluster_session *session, uint32_t request,
-                                  const Cairn__SnapshotPrune *message);
-void cairn_cluster_snapshot_tag(struct cairn_cluster_session *session, uint32_t request,
-                                const Cairn__SnapshotTag *message);
+void coord_snapshot_prune(struct coord_session *session, uint32_t request,
+                          const Cairn__SnapshotPrune *message);
+void coord_snapshot_tag(struct coord_session *session, uint32_t request,
+                        const Cairn__SnapshotTag *message);
 
 /* ==== retention ==== */
 
@@ -463,17 +446,17 @@ void cairn_cluster_snapshot_tag(struct cairn_cluster_session *session, uint32_t 
 
 #define CAIRN_RETENTION_SKEW_S 60 /* so far in the future a snapshot may be: hosts differ */
 
-struct cairn_retention_clock {
+struct retention_clock {
     uint64_t now_unix_s;
     uint64_t sound_s; /* since it jumped (server/base/log.h); UINT64_MAX: it did not */
 };
 
 /* 0: no such rule. */
-struct cairn_retention_rules {
+struct retention_rules {
     uint64_t keep_last, keep_every, keep_within_s, max_bytes;
 };
 
-enum cairn_retention_fate {
+enum retention_fate {
     CAIRN_RETENTION_LAST,   /* of the newest keep_last */
     CAIRN_RETENTION_EVERY,  /* the first of keep_every steps */
     CAIRN_RETENTION_WITHIN, /* younger than keep_within_s */
@@ -489,28 +472,27 @@ enum cairn_retention_fate {
     CAIRN_RETENTION_TOO_MUCH  /* goes: over max_bytes */
 };
 
-struct cairn_retention_item {
+struct retention_item {
     uint64_t created_unix_s, step, bytes;
     bool is_periodic; /* of this very job */
     bool is_others;
     bool is_tagged, is_latest;
     bool is_verified;
-    bool is_damaged; /* it counts for no rule */
-    bool is_left;    /* the job turned away from it: none of the others goes for it */
-    enum cairn_retention_fate fate; /* out */
+    bool is_damaged;          /* it counts for no rule */
+    bool is_left;             /* the job turned away from it: none of the others goes for it */
+    enum retention_fate fate; /* out */
 };
 
 /* The newest is the first. At most 1,000: it takes the cube of their number where all
  * times are odd, and their square else. */
-void cairn_retention_judge(const struct cairn_retention_rules *rules,
-                           const struct cairn_retention_clock *clock,
-                           struct cairn_retention_item *items, size_t count);
-static inline bool cairn_retention_goes(enum cairn_retention_fate fate)
+void retention_judge(const struct retention_rules *rules, const struct retention_clock *clock,
+                     struct retention_item *items, size_t count);
+static inline bool retention_goes(enum retention_fate fate)
 {
     return fate >= CAIRN_RETENTION_GOES;
 }
 /* "of the newest kept", for people. */
-const char *cairn_retention_reason(enum cairn_retention_fate fate);
+const char *retention_reason(enum retention_fate fate);
 
 /* ==== scrub ==== */
 
@@ -523,21 +505,19 @@ const char *cairn_retention_reason(enum cairn_retention_fate fate);
  * coordinator that starts again knows when each was read last; damage is an event and a line of
  * the log. Loop thread only. */
 
-struct cairn_cluster_scrub;
+struct coord_scrub;
 
-cairn_status cairn_cluster_scrub_open(struct cairn_cluster *cluster,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_scrub_open(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Gives up what is being read, and waits for its thread a moment; on_closed follows if it was open. */
-void cairn_cluster_scrub_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
-                               void *context);
+void coord_scrub_close(struct coord *cluster, void (*on_closed)(void *context), void *context);
 /* Frees it; with the cluster, whose handles are closed. False: its thread hangs in the storage, and may read
  * the cluster's `storage` when it comes back: that stays, until the process ends. */
-bool cairn_cluster_scrub_free(struct cairn_cluster *cluster) CAIRN_MUST_CHECK;
+bool coord_scrub_free(struct coord *cluster) CAIRN_MUST_CHECK;
 /* The snapshot of the job is to be read, before those whose time has come. More than 64 at a time are left to
  * these. */
-void cairn_cluster_scrub_want(struct cairn_cluster *cluster, const char *job, const char *id);
+void coord_scrub_want(struct coord *cluster, const char *job, const char *id);
 /* Begins the next one, if there is one. */
-void cairn_cluster_scrub_tick(struct cairn_cluster *cluster);
+void coord_scrub_tick(struct coord *cluster);
 
 /* ==== advise ==== */
 
@@ -549,22 +529,22 @@ void cairn_cluster_scrub_tick(struct cairn_cluster *cluster);
  * The rule holds while the cost is small against the MTBF. The cost is measured (snapshot.h),
  * and so is the time between faults (the cluster's events), unless it is given. */
 
-struct cairn_advise_given {
+struct advise_given {
     double mtbf_s;  /* mean time between faults */
     double cost_s;  /* of a snapshot, in time of training; 0: it was not to be seen */
     double write_s; /* from its begin until it is committed: no more often than that */
     double step_s;  /* 0: not known */
 };
-struct cairn_advise_found {
+struct advise_found {
     uint32_t interval_s;     /* at least 1, at most CAIRN_SPEC_SNAPSHOT_S_MAX */
     uint64_t interval_steps; /* at least 1; 0: not known */
     bool by_write;           /* Young's would be shorter than a snapshot takes */
 };
 /* Pure. */
-struct cairn_advise_found cairn_advise(const struct cairn_advise_given *given);
+struct advise_found cairn_advise(const struct advise_given *given);
 
 /* CAIRN_ERR_NOT_FOUND: there is no such job. Loop thread. */
-void cairn_cluster_snapshot_advise(struct cairn_cluster_session *session, uint32_t request,
-                                   const Cairn__SnapshotAdvise *message);
+void coord_snapshot_advise(struct coord_session *session, uint32_t request,
+                           const Cairn__SnapshotAdvise *message);
 
 #endif

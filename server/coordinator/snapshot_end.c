@@ -22,61 +22,60 @@
  * an end: a shard that is away before anything is pinned, or that does not answer once the cut has failed
  * (its disk hangs), has a lease to come back; for a cut that cannot end holds up restores and amendments. */
 
-static void periodic_ended(const struct cairn_cluster_cut *cut);
+static void periodic_ended(const struct coord_cut *cut);
 
-void cairn_cluster_cut_free(struct cairn_cluster_cut *cut)
+void coord_cut_free(struct coord_cut *cut)
 {
     if (cut->job != NULL && cut->job->snapshots.cut == cut) cut->job->snapshots.cut = NULL;
-    cairn_cluster_waiters_release(&cut->now.at_begin);
-    cairn_cluster_waiters_release(&cut->now.at_end);
-    cairn_cluster_waiters_release(&cut->next.at_begin);
-    cairn_cluster_waiters_release(&cut->next.at_end);
-    cairn_cluster_waiters_release(&cut->at_cancel);
+    coord_waiters_release(&cut->now.at_begin);
+    coord_waiters_release(&cut->now.at_end);
+    coord_waiters_release(&cut->next.at_begin);
+    coord_waiters_release(&cut->next.at_end);
+    coord_waiters_release(&cut->at_cancel);
     cairn_manifest_release(&cut->manifest);
     free(cut->folder);
     free(cut->parts);
     free(cut->progress);
-    cairn_cluster_digests_release(&cut->digests);
+    coord_digests_release(&cut->digests);
     free(cut);
 }
 
-const char *cairn_cluster_cut_id(const struct cairn_cluster_cut *cut)
+const char *coord_cut_id(const struct coord_cut *cut)
 {
     return cut->making_folder ? "" : cut->id; // the other thread writes it
 }
 
-bool cairn_cluster_cut_takes(const struct cairn_cluster_job *job, const char *id)
+bool coord_cut_takes(const struct coord_job *job, const char *id)
 {
-    const struct cairn_cluster_cut *cut = job->snapshots.cut;
-    return cut != NULL && strcmp(cairn_cluster_cut_id(cut), id) == 0;
+    const struct coord_cut *cut = job->snapshots.cut;
+    return cut != NULL && strcmp(coord_cut_id(cut), id) == 0;
 }
 
-void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const char *path)
+void coord_cut_tell_folder(const struct coord_cut *cut, const char *path)
 {
     Cairn__PinFolder message = CAIRN__PIN_FOLDER__INIT;
     message.job = cut->job->id;
     message.snapshot = cut->number;
     message.path = (char *)(uintptr_t)path;
     CAIRN_EACH_SHARD (cut->job, i) {
-        const struct cairn_cluster_seat *seat = cut->job->shards[i].seat;
+        const struct coord_seat *seat = cut->job->shards[i].seat;
         const bool is_prepared = cut->stage == CAIRN_CUT_PINNING && seat->session != NULL;
-        if (cairn_part_is_open(cut->parts[i]) || is_prepared)
-            cairn_cluster_session_send(seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
+        if (part_is_open(cut->parts[i]) || is_prepared)
+            coord_session_send(seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
     }
 }
 
-void cairn_cluster_cut_fail(struct cairn_cluster_cut *cut, cairn_status status, const char *name,
-                            const char *text)
+void coord_cut_fail(struct coord_cut *cut, cairn_status status, const char *name, const char *text)
 {
     if (cut->status != CAIRN_OK) return;
     cut->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
     cairn_sentence_set(&cut->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
-    if (cut->stage != CAIRN_CUT_WORKING) cairn_cluster_cut_tell_folder(cut, ""); // of no use now
+    if (cut->stage != CAIRN_CUT_WORKING) coord_cut_tell_folder(cut, ""); // of no use now
 }
 
 /* ---- the end ---- */
 
-static void answer(struct cairn_cluster_cut *cut)
+static void answer(struct coord_cut *cut)
 {
     struct cairn_manifest *m = &cut->manifest;
     if (!cut->is_snapshot) {
@@ -85,180 +84,180 @@ static void answer(struct cairn_cluster_cut *cut)
         digest.step = cut->version.step;
         digest.root.data = m->content_root;
         digest.root.len = sizeof m->content_root;
-        cairn_cluster_waiters_answer(&cut->now.at_end, CAIRN_MSG_JOB_DIGEST, &digest.base);
+        coord_waiters_answer(&cut->now.at_end, CAIRN_MSG_JOB_DIGEST, &digest.base);
         return;
     }
-    struct cairn_snapshot_view view;
+    struct snapshot_view view;
     const Cairn__SnapshotStatus *status = &view.status;
-    cairn_cluster_manifest_to_view(m, cut->id, cut->folder, &view);
+    coord_manifest_to_view(m, cut->id, cut->folder, &view);
     cut->job->snapshots.passed_over.text[0] = '\0';
     cairn_log_info("snapshot %s of job %s committed: %" PRIu32 " files, %" PRIu64 " bytes, %" PRIu64
                    " ms",
                    cut->id, cut->job->spec.name, status->files, status->bytes,
                    uv_now(cut->work.cluster->loop) - cut->begun_ms);
-    cairn_cluster_scrub_want(cut->work.cluster, cut->job->spec.name, cut->id);
-    cairn_cluster_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT, cut->job->spec.name, NULL,
-                             "%s of step %" PRIu64, cut->id, cut->version.step);
-    cairn_cluster_waiters_answer(&cut->now.at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status->base);
+    coord_scrub_want(cut->work.cluster, cut->job->spec.name, cut->id);
+    coord_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT, cut->job->spec.name, NULL,
+                     "%s of step %" PRIu64, cut->id, cut->version.step);
+    coord_waiters_answer(&cut->now.at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status->base);
 }
 
-static void answer_failed(struct cairn_cluster_cut *cut)
+static void answer_failed(struct coord_cut *cut)
 {
     Cairn__SnapshotCanceled canceled = CAIRN__SNAPSHOT_CANCELED__INIT;
     cairn_log_warn("%s of job %s failed: %s", cut->is_snapshot ? "snapshot" : "digest",
                    cut->job->spec.name, cut->why.text);
     if (cut->is_snapshot)
-        cairn_cluster_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT_FAILED,
-                                 cut->job->spec.name, NULL, "%s", cut->why.text);
-    cairn_cluster_waiters_fail(&cut->now.at_begin, cut->status, cut->why.text);
-    cairn_cluster_waiters_fail(&cut->now.at_end, cut->status, cut->why.text);
+        coord_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT_FAILED, cut->job->spec.name, NULL,
+                         "%s", cut->why.text);
+    coord_waiters_fail(&cut->now.at_begin, cut->status, cut->why.text);
+    coord_waiters_fail(&cut->now.at_end, cut->status, cut->why.text);
     canceled.job = cut->job->spec.name;
     canceled.id = cut->id;
     canceled.digest = !cut->is_snapshot;
-    cairn_cluster_waiters_answer(&cut->at_cancel, CAIRN_MSG_SNAPSHOT_CANCELED, &canceled.base);
+    coord_waiters_answer(&cut->at_cancel, CAIRN_MSG_SNAPSHOT_CANCELED, &canceled.base);
 }
 
-static void finish(struct cairn_cluster_cut *cut)
+static void finish(struct coord_cut *cut)
 {
     if (cut->status == CAIRN_OK)
         answer(cut);
     else
         answer_failed(cut);
-    struct cairn_cluster_job *job = cut->job;
-    const struct cairn_cluster_cut_waiters next = cut->next;
-    cut->next = (struct cairn_cluster_cut_waiters) { NULL, NULL };
-    cairn_cluster_cost_ended(cut);
+    struct coord_job *job = cut->job;
+    const struct coord_cut_waiters next = cut->next;
+    cut->next = (struct coord_cut_waiters) { NULL, NULL };
+    coord_cost_ended(cut);
     if (cut->cause == CAIRN_CUT_PERIODIC) periodic_ended(cut);
-    if (cut->cause == CAIRN_CUT_PARTING) cairn_cluster_parting_cut_ended(cut);
-    cairn_cluster_cut_free(cut);
-    cairn_cluster_cut_follow(job, next);
+    if (cut->cause == CAIRN_CUT_PARTING) coord_parting_cut_ended(cut);
+    coord_cut_free(cut);
+    coord_cut_follow(job, next);
 }
 
-static void on_worked(struct cairn_cluster_work *work)
+static void on_worked(struct coord_work *work)
 {
-    struct cairn_cluster_cut *cut = (struct cairn_cluster_cut *)work;
+    struct coord_cut *cut = (struct coord_cut *)work;
     if (work->cluster->closing || cut->job == NULL)
-        cairn_cluster_cut_free(cut);
+        coord_cut_free(cut);
     else
         finish(cut);
 }
 
-void cairn_cluster_cut_advance(struct cairn_cluster_cut *cut)
+void coord_cut_advance(struct coord_cut *cut)
 {
     if (cut->stage != CAIRN_CUT_PINNED || cut->making_folder) return;
     CAIRN_EACH_SHARD (cut->job, i) {
-        if (cairn_part_is_open(cut->parts[i])) return;
+        if (part_is_open(cut->parts[i])) return;
     }
     cut->stage = CAIRN_CUT_WORKING;
-    cut->work.run = cairn_cluster_cut_work;
+    cut->work.run = coord_cut_work;
     cut->work.done = on_worked;
-    if (cairn_cluster_work_start(&cut->work, cut->job->cluster, NULL, 0)) return;
-    cairn_cluster_cut_fail(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
+    if (coord_work_start(&cut->work, cut->job->cluster, NULL, 0)) return;
+    coord_cut_fail(cut, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
     finish(cut);
 }
 
 /* ---- given up ---- */
 
-void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard)
+void coord_cut_shard_gone(struct coord_job *job, uint32_t shard)
 {
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
-    cairn_cluster_cut_unprepare(job); // it has no memory any more
+    struct coord_cut *cut = job->snapshots.cut;
+    coord_cut_unprepare(job); // it has no memory any more
     if (cut == NULL || cut->stage != CAIRN_CUT_PINNED) return;
-    if (!cairn_part_is_open(cut->parts[shard])) return;
+    if (!part_is_open(cut->parts[shard])) return;
     cut->parts[shard] = CAIRN_PART_NONE;
-    cairn_cluster_cut_fail(cut, CAIRN_ERR_CLOSED, job->shards[shard].seat->name,
-                           "it went away while writing");
-    cairn_cluster_cut_advance(cut);
+    coord_cut_fail(cut, CAIRN_ERR_CLOSED, job->shards[shard].seat->name,
+                   "it went away while writing");
+    coord_cut_advance(cut);
 }
 
 /* It has failed, and ends now, whoever has not answered: what these have written is in no manifest. */
-static void end_now(struct cairn_cluster_cut *cut)
+static void end_now(struct coord_cut *cut)
 {
     if (cut->stage == CAIRN_CUT_PINNING) {
         finish(cut);
         return;
     }
     memset(cut->parts, CAIRN_PART_NONE, cut->job->shard_count);
-    cairn_cluster_cut_advance(cut);
+    coord_cut_advance(cut);
 }
 
-void cairn_cluster_cut_abort(struct cairn_cluster_job *job, const char *reason)
+void coord_cut_abort(struct coord_job *job, const char *reason)
 {
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    struct coord_cut *cut = job->snapshots.cut;
     if (cut == NULL) return;
-    cairn_cluster_waiters_fail(&cut->next.at_begin, CAIRN_ERR_CANCELED, reason);
-    cairn_cluster_waiters_fail(&cut->next.at_end, CAIRN_ERR_CANCELED, reason);
+    coord_waiters_fail(&cut->next.at_begin, CAIRN_ERR_CANCELED, reason);
+    coord_waiters_fail(&cut->next.at_end, CAIRN_ERR_CANCELED, reason);
     if (cut->stage == CAIRN_CUT_WORKING) return;
-    cairn_cluster_cut_fail(cut, CAIRN_ERR_CANCELED, "", reason);
+    coord_cut_fail(cut, CAIRN_ERR_CANCELED, "", reason);
     end_now(cut);
 }
 
 /* Its thread may be at work on it: that ends it, then, alone. */
-void cairn_cluster_cut_orphan(struct cairn_cluster_job *job, const char *reason)
+void coord_cut_orphan(struct coord_job *job, const char *reason)
 {
-    cairn_cluster_cut_abort(job, reason);
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    coord_cut_abort(job, reason);
+    struct coord_cut *cut = job->snapshots.cut;
     if (cut == NULL) return;
-    struct cairn_cluster_waiter **const waiters[] = { &cut->now.at_begin, &cut->now.at_end,
-                                                      &cut->at_cancel };
+    struct coord_waiter **const waiters[] = { &cut->now.at_begin, &cut->now.at_end,
+                                              &cut->at_cancel };
     for (size_t i = 0; i < sizeof waiters / sizeof *waiters; i++)
-        cairn_cluster_waiters_fail(waiters[i], CAIRN_ERR_CANCELED, reason);
+        coord_waiters_fail(waiters[i], CAIRN_ERR_CANCELED, reason);
     cut->job = NULL;
     job->snapshots.cut = NULL;
 }
 
-void cairn_cluster_cut_part_missed(struct cairn_cluster_job *job, uint32_t shard)
+void coord_cut_part_missed(struct coord_job *job, uint32_t shard)
 {
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    struct coord_cut *cut = job->snapshots.cut;
     if (cut == NULL || cut->stage != CAIRN_CUT_PINNING) return;
-    cairn_cluster_cut_fail(cut, CAIRN_ERR_CLOSED, job->shards[shard].seat->name,
-                           "it restarted without its part");
+    coord_cut_fail(cut, CAIRN_ERR_CLOSED, job->shards[shard].seat->name,
+                   "it restarted without its part");
     end_now(cut);
 }
 
 /* The first shard that may never do what the cut waits for; NULL: all is as it should be. */
-static const struct cairn_cluster_seat *stuck_at(const struct cairn_cluster_cut *cut)
+static const struct coord_seat *stuck_at(const struct coord_cut *cut)
 {
     CAIRN_EACH_SHARD (cut->job, i) {
-        const struct cairn_cluster_job_shard *s = &cut->job->shards[i];
+        const struct coord_job_shard *s = &cut->job->shards[i];
         const bool stuck = cut->stage == CAIRN_CUT_PINNING
                                ? !s->up
-                               : cut->status != CAIRN_OK && cairn_part_is_open(cut->parts[i]);
+                               : cut->status != CAIRN_OK && part_is_open(cut->parts[i]);
         if (stuck) return s->seat;
     }
     return NULL;
 }
 
 /* A shard was not heard for half a lease: it is away, or hangs. */
-static bool is_any_silent(const struct cairn_cluster_job *job)
+static bool is_any_silent(const struct coord_job *job)
 {
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    const uint64_t now_ms = coord_now_ms(job->cluster);
     const uint64_t most_ms = (uint64_t)job->cluster->options->lease_timeout_ms / 2;
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_cluster_session *session = job->shards[i].seat->session;
+        const struct coord_session *session = job->shards[i].seat->session;
         if (session == NULL || now_ms - session->last_frame_ms >= most_ms) return true;
     }
     return false;
 }
 
 /* Shards that make memory beside training are waited for, one that is silent is not: the others begin. */
-static void end_preparing(struct cairn_cluster_job *job)
+static void end_preparing(struct coord_job *job)
 {
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    struct coord_cut *cut = job->snapshots.cut;
     if (cut == NULL || cut->is_ready) return;
     const uint64_t most_ms = 1000 * (uint64_t)cairn_policy_prepare_within_s(&job->spec.policy);
     cut->is_ready = is_any_silent(job) || uv_now(job->cluster->loop) - cut->begun_ms >= most_ms;
 }
 
-void cairn_cluster_cut_tick(struct cairn_cluster_job *job)
+void coord_cut_tick(struct coord_job *job)
 {
-    cairn_cluster_cut_look_behind(job);
+    coord_cut_look_behind(job);
     end_preparing(job);
-    cairn_cluster_cut_resume(job, cairn_cluster_pace_nears_step(job));
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    coord_cut_resume(job, coord_pace_nears_step(job));
+    struct coord_cut *cut = job->snapshots.cut;
     if (cut == NULL || cut->stage == CAIRN_CUT_WORKING) return;
-    const struct cairn_cluster_seat *seat = stuck_at(cut);
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    const struct coord_seat *seat = stuck_at(cut);
+    const uint64_t now_ms = coord_now_ms(job->cluster);
     const uint64_t patience_ms = (uint64_t)job->cluster->options->lease_timeout_ms;
     if (seat == NULL || cut->stuck_ms == 0) {
         cut->stuck_ms = seat != NULL ? now_ms + 1 : 0; // not 0
@@ -268,63 +267,60 @@ void cairn_cluster_cut_tick(struct cairn_cluster_job *job)
     struct cairn_sentence text;
     cairn_sentence_set(&text, "it is away for longer than lease.timeout, %" PRIu64 " ms",
                        patience_ms);
-    cairn_cluster_cut_fail(cut, CAIRN_ERR_CLOSED, seat->name, text.text);
+    coord_cut_fail(cut, CAIRN_ERR_CLOSED, seat->name, text.text);
     end_now(cut);
 }
 
 /* ---- by an operator's word ---- */
 
-cairn_status cairn_cluster_cut_cancel(struct cairn_cluster_job *job, const char *id,
-                                      struct cairn_cluster_session *session, uint32_t request,
-                                      struct cairn_sentence *why)
+cairn_status coord_cut_cancel(struct coord_job *job, const char *id, struct coord_session *session,
+                              uint32_t request, struct cairn_sentence *why)
 {
-    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    struct coord_cut *cut = job->snapshots.cut;
     if (cut == NULL)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
                           "no snapshot or digest of job %s is being taken", job->spec.name);
-    if (*id != '\0' && strcmp(cairn_cluster_cut_id(cut), id) != 0)
+    if (*id != '\0' && strcmp(coord_cut_id(cut), id) != 0)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "no snapshot %.100s of job %s is being taken",
                           id, job->spec.name);
     if (cut->stage == CAIRN_CUT_WORKING)
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "no shard is at work any more: it waits for the disk of snapshots.path "
                           "alone, and then ends");
-    if (!cairn_cluster_waiters_add(&cut->at_cancel, session, request))
+    if (!coord_waiters_add(&cut->at_cancel, session, request))
         return cairn_fail(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    cairn_cluster_cut_fail(cut, CAIRN_ERR_CANCELED, "",
-                           "an operator gave it up (`cairn snapshot cancel`)");
+    coord_cut_fail(cut, CAIRN_ERR_CANCELED, "", "an operator gave it up (`cairn snapshot cancel`)");
     if (cut->stage == CAIRN_CUT_PINNING) finish(cut);
     return CAIRN_OK;
 }
 
 /* ---- nobody waits any more ---- */
 
-void cairn_cluster_cut_forget(struct cairn_cluster_job *job,
-                              const struct cairn_cluster_session *session)
+void coord_cut_forget(struct coord_job *job, const struct coord_session *session)
 {
     if (job->snapshots.cut == NULL) return;
-    cairn_cluster_waiters_forget(&job->snapshots.cut->now.at_begin, session);
-    cairn_cluster_waiters_forget(&job->snapshots.cut->now.at_end, session);
-    cairn_cluster_waiters_forget(&job->snapshots.cut->next.at_begin, session);
-    cairn_cluster_waiters_forget(&job->snapshots.cut->next.at_end, session);
-    cairn_cluster_waiters_forget(&job->snapshots.cut->at_cancel, session);
+    coord_waiters_forget(&job->snapshots.cut->now.at_begin, session);
+    coord_waiters_forget(&job->snapshots.cut->now.at_end, session);
+    coord_waiters_forget(&job->snapshots.cut->next.at_begin, session);
+    coord_waiters_forget(&job->snapshots.cut->next.at_end, session);
+    coord_waiters_forget(&job->snapshots.cut->at_cancel, session);
 }
 
 /* With the cluster: nobody is told, a folder without a manifest is no snapshot. */
-void cairn_cluster_cut_close(struct cairn_cluster_job *job)
+void coord_cut_close(struct coord_job *job)
 {
-    if (job->snapshots.cut != NULL) cairn_cluster_cut_free(job->snapshots.cut);
+    if (job->snapshots.cut != NULL) coord_cut_free(job->snapshots.cut);
 }
 
 /* ==== digests ==== */
 
-void cairn_cluster_digests_release(struct cairn_cluster_digests *digests)
+void coord_digests_release(struct coord_digests *digests)
 {
     free(digests->list);
-    *digests = (struct cairn_cluster_digests) { 0 };
+    *digests = (struct coord_digests) { 0 };
 }
 
-static cairn_status make_room(struct cairn_cluster_digests *digests, size_t more,
+static cairn_status make_room(struct coord_digests *digests, size_t more,
                               struct cairn_sentence *why)
 {
     if (more > CAIRN_DIGESTS_MAX - digests->count)
@@ -332,15 +328,15 @@ static cairn_status make_room(struct cairn_cluster_digests *digests, size_t more
     const size_t need = digests->count + more;
     if (need <= digests->capacity) return CAIRN_OK;
     const size_t capacity = 2 * digests->capacity > need ? 2 * digests->capacity : need;
-    struct cairn_cluster_digest *grown = realloc(digests->list, capacity * sizeof *grown);
+    struct coord_digest *grown = realloc(digests->list, capacity * sizeof *grown);
     if (grown == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for digests");
     digests->list = grown;
     digests->capacity = capacity;
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_digests_take(struct cairn_cluster_digests *digests, size_t tensor_count,
-                                        const Cairn__SnapshotPart *part, struct cairn_sentence *why)
+cairn_status coord_digests_take(struct coord_digests *digests, size_t tensor_count,
+                                const Cairn__SnapshotPart *part, struct cairn_sentence *why)
 {
     const cairn_status status = make_room(digests, part->n_digests, why);
     if (status != CAIRN_OK) return status;
@@ -349,23 +345,21 @@ cairn_status cairn_cluster_digests_take(struct cairn_cluster_digests *digests, s
         if (d->tensor >= tensor_count || d->plane >= CAIRN_PLANE_COUNT ||
             d->hash.len != CAIRN_HASH_BYTES)
             return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a digest of no tensor of this job");
-        struct cairn_cluster_digest *to = &digests->list[digests->count++];
-        *to = (struct cairn_cluster_digest) { d->tensor,
-                                              d->plane,
-                                              { d->level, d->index, { { 0 } } } };
+        struct coord_digest *to = &digests->list[digests->count++];
+        *to = (struct coord_digest) { d->tensor, d->plane, { d->level, d->index, { { 0 } } } };
         memcpy(to->node.hash.byte, d->hash.data, CAIRN_HASH_BYTES);
     }
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_digests_add(struct cairn_cluster_digests *digests, uint32_t tensor,
-                                       enum cairn_plane plane, const struct cairn_tree *tree,
-                                       struct cairn_sentence *why)
+cairn_status coord_digests_add(struct coord_digests *digests, uint32_t tensor,
+                               enum cairn_plane plane, const struct cairn_tree *tree,
+                               struct cairn_sentence *why)
 {
     const cairn_status status = make_room(digests, tree->node_count, why);
     for (uint32_t i = 0; status == CAIRN_OK && i < tree->node_count; i++)
-        digests->list[digests->count++] = (struct cairn_cluster_digest) { tensor, (uint32_t)plane,
-                                                                          tree->node[i] };
+        digests->list[digests->count++] = (struct coord_digest) { tensor, (uint32_t)plane,
+                                                                  tree->node[i] };
     return status;
 }
 
@@ -373,7 +367,7 @@ cairn_status cairn_cluster_digests_add(struct cairn_cluster_digests *digests, ui
 
 static int by_place(const void *a, const void *b)
 {
-    const struct cairn_cluster_digest *x = a, *y = b;
+    const struct coord_digest *x = a, *y = b;
     if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
     if (x->plane != y->plane) return x->plane < y->plane ? -1 : 1;
     return 0;
@@ -381,8 +375,8 @@ static int by_place(const void *a, const void *b)
 
 /* The root of one plane from its run of nodes, which begins at *at; moves *at behind it. */
 static cairn_status plane_root(const struct cairn_job_spec_data *spec,
-                               const struct cairn_cluster_digests *digests, uint32_t tensor,
-                               int plane, size_t *at, struct cairn_tree_node *room,
+                               const struct coord_digests *digests, uint32_t tensor, int plane,
+                               size_t *at, struct cairn_tree_node *room,
                                struct cairn_plane_digest *out)
 {
     const struct cairn_tensor_spec *t = &spec->tensors[tensor];
@@ -403,7 +397,7 @@ static cairn_status plane_root(const struct cairn_job_spec_data *spec,
 }
 
 static cairn_status all_planes(const struct cairn_job_spec_data *spec,
-                               const struct cairn_cluster_digests *digests,
+                               const struct coord_digests *digests,
                                struct cairn_plane_digest *planes, struct cairn_tree_node *room,
                                size_t *count_out, struct cairn_sentence *why)
 {
@@ -425,7 +419,7 @@ static cairn_status all_planes(const struct cairn_job_spec_data *spec,
 }
 
 /* With the learning rate that the payload has of a driven one. */
-static cairn_status fill_groups(const struct cairn_manifest *m, const struct cairn_payload *head,
+static cairn_status fill_groups(const struct cairn_manifest *m, const struct payload *head,
                                 struct cairn_group_digest *groups, struct cairn_sentence *why)
 {
     const struct cairn_job_spec_data *spec = &m->spec;
@@ -434,7 +428,7 @@ static cairn_status fill_groups(const struct cairn_manifest *m, const struct cai
         groups[i].name = spec->groups[i].name;
         status = cairn_group_hyper_of_spec(&spec->groups[i], &groups[i].hyper, NULL);
         if (spec->groups[i].schedule.kind == CAIRN_SCHEDULE_DRIVEN && i < head->driven_count)
-            groups[i].hyper.lr = cairn_payload_driven(m->payload, head, (uint32_t)i);
+            groups[i].hyper.lr = payload_driven(m->payload, head, (uint32_t)i);
     }
     return status == CAIRN_OK ? CAIRN_OK
                               : cairn_fail(why, status, "a group of the spec is not valid");
@@ -472,13 +466,13 @@ static void parts_close(struct parts *parts)
 
 /* Trained tensors that have missed steps, in the spec's order, which is that of their names; room: one for
  * each tensor. Returns how many. */
-static size_t fill_missed(const struct cairn_job_spec_data *spec, const struct cairn_missed *missed,
+static size_t fill_missed(const struct cairn_job_spec_data *spec, const struct missed *missed,
                           struct cairn_missed_digest *room)
 {
     size_t count = 0;
     for (size_t t = 0; missed->size > 0 && t < spec->tensor_count; t++) {
         if (spec->tensors[t].kind != CAIRN_TRAINED) continue;
-        const uint64_t steps = cairn_missed_steps(missed, (uint32_t)t);
+        const uint64_t steps = missed_steps(missed, (uint32_t)t);
         if (steps > 0)
             room[count++] = (struct cairn_missed_digest) { spec->tensors[t].name, steps };
     }
@@ -492,9 +486,8 @@ static cairn_status join(const struct cairn_manifest *m, const struct parts *par
                          struct cairn_sentence *why)
 {
     const struct cairn_job_spec_data *spec = &m->spec;
-    struct cairn_payload head = { .loss_scale = spec->loss_scale, .state_bytes = 0 };
-    if (m->payload_bytes > 0 &&
-        cairn_payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK)
+    struct payload head = { .loss_scale = spec->loss_scale, .state_bytes = 0 };
+    if (m->payload_bytes > 0 && payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
     cairn_status status = fill_groups(m, &head, parts->groups, why);
     if (status != CAIRN_OK) return status;
@@ -517,10 +510,9 @@ static cairn_status join(const struct cairn_manifest *m, const struct parts *par
     return cairn_fail(why, status, "the content root: %s", cairn_status_text((int)status));
 }
 
-cairn_status cairn_cluster_content_root(const struct cairn_manifest *manifest,
-                                        struct cairn_cluster_digests *digests,
-                                        struct cairn_hash *root_out, double *loss_scale_out,
-                                        struct cairn_sentence *why)
+cairn_status coord_content_root(const struct cairn_manifest *manifest,
+                                struct coord_digests *digests, struct cairn_hash *root_out,
+                                double *loss_scale_out, struct cairn_sentence *why)
 {
     const struct cairn_job_spec_data *spec = &manifest->spec;
     struct parts parts;
@@ -539,11 +531,10 @@ cairn_status cairn_cluster_content_root(const struct cairn_manifest *manifest,
     return status;
 }
 
-cairn_status cairn_cluster_note_missed(struct cairn_manifest *m)
+cairn_status coord_note_missed(struct cairn_manifest *m)
 {
-    struct cairn_payload head;
-    if (m->payload_bytes == 0 ||
-        cairn_payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK ||
+    struct payload head;
+    if (m->payload_bytes == 0 || payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK ||
         head.missed.size == 0)
         return CAIRN_OK; // what is malformed the content root says
     bool any = false;
@@ -551,7 +542,7 @@ cairn_status cairn_cluster_note_missed(struct cairn_manifest *m)
     if (steps == NULL) return CAIRN_ERR_NO_MEMORY;
     for (size_t t = 0; t < m->spec.tensor_count; t++) {
         if (m->spec.tensors[t].kind != CAIRN_TRAINED) continue;
-        steps[t] = cairn_missed_steps(&head.missed, (uint32_t)t);
+        steps[t] = missed_steps(&head.missed, (uint32_t)t);
         any = any || steps[t] > 0;
     }
     free(m->steps_missed);
@@ -562,7 +553,7 @@ cairn_status cairn_cluster_note_missed(struct cairn_manifest *m)
 
 /* ==== periodic ==== */
 
-static void say_failed(struct cairn_cluster_job *job, uint64_t step, const char *why)
+static void say_failed(struct coord_job *job, uint64_t step, const char *why)
 {
     const uint64_t every = job->spec.policy.snapshot_every;
     cairn_sentence_set(&job->snapshots.failed, "of step %" PRIu64 ": %s", step,
@@ -580,7 +571,7 @@ static void say_failed(struct cairn_cluster_job *job, uint64_t step, const char 
 static const char damaged[] =
     "none is taken while the job is damaged: restore it, or write the tensors that are not finite";
 
-static void say_damaged(struct cairn_cluster_job *job)
+static void say_damaged(struct coord_job *job)
 {
     if (strcmp(job->snapshots.failed.text, damaged) == 0) return;
     cairn_sentence_set(&job->snapshots.failed, "%s", damaged);
@@ -589,10 +580,10 @@ static void say_damaged(struct cairn_cluster_job *job)
 
 /* A snapshot is due by steps, or by the time since the last one was due. After a start that time
  * counts from the first step that is seen. */
-static bool is_due(struct cairn_cluster_job *job, uint64_t step)
+static bool is_due(struct coord_job *job, uint64_t step)
 {
     const struct cairn_policy *policy = &job->spec.policy;
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster) + 1; // not 0
+    const uint64_t now_ms = coord_now_ms(job->cluster) + 1; // not 0
     const uint64_t since_ms = job->snapshots.due_ms;
     if (policy->snapshot_every_s == 0) {
         job->snapshots.due_ms = 0;
@@ -606,7 +597,7 @@ static bool is_due(struct cairn_cluster_job *job, uint64_t step)
 
 /* The version that is to be saved, and not only its step, is there: of a job with buffers_every the write
  * that follows a due step makes it, or, if none has come, the next step. */
-static bool is_to_be_saved(struct cairn_cluster_job *job, struct cairn_version was,
+static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
                            struct cairn_version now)
 {
     const bool was_due = job->snapshots.awaits_write;
@@ -617,42 +608,40 @@ static bool is_to_be_saved(struct cairn_cluster_job *job, struct cairn_version w
     if (is_written) return was_due;
     const uint64_t every = job->spec.policy.snapshot_every;
     const bool due = is_due(job, now.step);
-    if (!due && !was_due && every > 0)
-        cairn_cluster_cut_prepare_ahead(job, every - now.step % every);
+    if (!due && !was_due && every > 0) coord_cut_prepare_ahead(job, every - now.step % every);
     if (due && !was_due && job->spec.buffers_every > 0) job->snapshots.awaits_write = true;
     return was_due || (due && job->spec.buffers_every == 0);
 }
 
 /* Only a step that is applied while we look on: not one that a restore, or a start, begins with. */
-void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
+void coord_periodic_advance(struct coord_job *job)
 {
-    const struct cairn_version was = job->snapshots.stepped, now = cairn_cluster_job_version(job);
+    const struct cairn_version was = job->snapshots.stepped, now = coord_job_version(job);
     struct cairn_sentence why;
     if (!job->rounds.heard || job->version_unknown) return;
     if (cairn_version_compare(now, was) == 0) return;
     job->snapshots.stepped = now;
-    const bool is_damaged = cairn_cluster_halts_damage(job).nonfinite > 0;
+    const bool is_damaged = coord_halts_damage(job).nonfinite > 0;
     if (!is_damaged && strcmp(job->snapshots.failed.text, damaged) == 0)
         job->snapshots.failed.text[0] = '\0';
     if (!is_to_be_saved(job, was, now)) return;
     if (is_damaged)
         say_damaged(job);
-    else if (cairn_cluster_cut_begin_unasked(job, CAIRN_CUT_PERIODIC, &why) != CAIRN_OK)
+    else if (coord_cut_begin_unasked(job, CAIRN_CUT_PERIODIC, &why) != CAIRN_OK)
         say_failed(job, now.step, why.text);
 }
 
 /* The cut is one, and has ended, well or not. */
-static void periodic_ended(const struct cairn_cluster_cut *cut)
+static void periodic_ended(const struct coord_cut *cut)
 {
-    struct cairn_cluster_job *job = cut->job;
+    struct coord_job *job = cut->job;
     if (cut->status == CAIRN_ERR_NONFINITE) {
         say_damaged(job);
         return;
     }
     if (cut->status != CAIRN_OK) {
         const bool is_pinned = cut->stage != CAIRN_CUT_PINNING;
-        say_failed(job, is_pinned ? cut->version.step : cairn_cluster_job_version(job).step,
-                   cut->why.text);
+        say_failed(job, is_pinned ? cut->version.step : coord_job_version(job).step, cut->why.text);
         return;
     }
     job->snapshots.failed.text[0] = '\0';

@@ -18,7 +18,7 @@
 
 #define PARTS_MAX 1024 /* in a status */
 
-void cairn_cluster_dropped_add(struct cairn_cluster *cluster, uint64_t job)
+void coord_dropped_add(struct coord *cluster, uint64_t job)
 {
     if (cluster->identity.dropped_count == CAIRN_STORE_DROPPED_MAX) {
         cluster->identity.dropped_count--;
@@ -31,63 +31,61 @@ void cairn_cluster_dropped_add(struct cairn_cluster *cluster, uint64_t job)
 static cairn_status load_dropped(void *context, const void *row, struct cairn_sentence *why)
 {
     (void)why;
-    cairn_cluster_dropped_add(context, ((const struct cairn_stored_dropped *)row)->job);
+    coord_dropped_add(context, ((const struct stored_dropped *)row)->job);
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_standing_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+cairn_status coord_standing_open(struct coord *cluster, struct cairn_sentence *why)
 {
-    cluster->identity.id = (struct cairn_coordinator_id) {
-        .store = cairn_store_meta(cluster->store)->identity,
-        .incarnation = cairn_store_meta(cluster->store)->incarnation,
+    cluster->identity.id = (struct coordinator_id) {
+        .store = store_meta(cluster->store)->identity,
+        .incarnation = store_meta(cluster->store)->incarnation,
     };
     randombytes_buf(&cluster->identity.id.process, sizeof cluster->identity.id.process);
     cluster->identity.dropped = calloc(CAIRN_STORE_DROPPED_MAX, sizeof *cluster->identity.dropped);
     if (cluster->identity.dropped == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    return cairn_store_each(cluster->store, CAIRN_STORED_DROPPED, load_dropped, cluster, why);
+    return store_each(cluster->store, CAIRN_STORED_DROPPED, load_dropped, cluster, why);
 }
 
-static bool was_dropped(const struct cairn_cluster *cluster, uint64_t job)
+static bool was_dropped(const struct coord *cluster, uint64_t job)
 {
     for (size_t i = 0; i < cluster->identity.dropped_count; i++)
         if (cluster->identity.dropped[i] == job) return true;
     return false;
 }
 
-bool cairn_cluster_seat_obeys(const struct cairn_cluster_seat *seat)
+bool coord_seat_obeys(const struct coord_seat *seat)
 {
     return seat->session != NULL && seat->standing == CAIRN_STANDING_GOOD;
 }
 
-bool cairn_cluster_seat_unfit(const struct cairn_cluster_seat *seat)
+bool coord_seat_unfit(const struct coord_seat *seat)
 {
-    const struct cairn_cluster_session *session = seat->session;
+    const struct coord_session *session = seat->session;
     return session != NULL && session->home != NULL && session->home->failed[0] != '\0';
 }
 
-bool cairn_cluster_seat_stays(const struct cairn_cluster_seat *seat)
+bool coord_seat_stays(const struct coord_seat *seat)
 {
-    return cairn_cluster_seat_obeys(seat) && !seat->leaving;
+    return coord_seat_obeys(seat) && !seat->leaving;
 }
 
-bool cairn_cluster_seat_apart(const struct cairn_cluster_seat *seat)
+bool coord_seat_apart(const struct coord_seat *seat)
 {
     if (seat->session == NULL || !seat->is_mapped) return false;
-    for (const struct cairn_cluster_seat *s = seat->session->cluster->seats; s != NULL; s = s->next)
-        if (s->is_networked && cairn_cluster_seat_stays(s) && strcmp(s->host, seat->host) != 0)
-            return true;
+    for (const struct coord_seat *s = seat->session->cluster->seats; s != NULL; s = s->next)
+        if (s->is_networked && coord_seat_stays(s) && strcmp(s->host, seat->host) != 0) return true;
     return false;
 }
 
-bool cairn_cluster_seat_fits(const struct cairn_cluster_seat *seat,
-                             const struct cairn_job_spec_data *spec)
+bool coord_seat_fits(const struct coord_seat *seat, const struct cairn_job_spec_data *spec)
 {
     const bool uses_device = spec == NULL || spec->offload_fraction < 1;
-    return cairn_cluster_seat_stays(seat) && !(uses_device && cairn_cluster_seat_unfit(seat)) &&
-           !cairn_cluster_seat_apart(seat);
+    return coord_seat_stays(seat) && !(uses_device && coord_seat_unfit(seat)) &&
+           !coord_seat_apart(seat);
 }
 
-const char *cairn_cluster_seat_standing_text(const struct cairn_cluster_seat *seat)
+const char *coord_seat_standing_text(const struct coord_seat *seat)
 {
     return seat->standing == CAIRN_STANDING_FOREIGN
                ? "it holds state of another store; `cairn cluster status` lists it, `cairn cluster "
@@ -96,25 +94,24 @@ const char *cairn_cluster_seat_standing_text(const struct cairn_cluster_seat *se
                  "cluster adopt` takes what the shards hold";
 }
 
-bool cairn_cluster_seat_judge(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                              const Cairn__Hello *hello)
+bool coord_seat_judge(struct coord *cluster, struct coord_seat *seat, const Cairn__Hello *hello)
 {
-    const struct cairn_coordinator_id ours = cluster->identity.id;
-    seat->seen = (struct cairn_coordinator_id) { hello->store, hello->coordinator_incarnation,
-                                                 hello->coordinator_process };
-    seat->standing = cairn_standing_of(&ours, &seat->seen);
+    const struct coordinator_id ours = cluster->identity.id;
+    seat->seen = (struct coordinator_id) { hello->store, hello->coordinator_incarnation,
+                                           hello->coordinator_process };
+    seat->standing = standing_of(&ours, &seat->seen);
     if (hello->store == 0 && hello->n_held > 0) seat->standing = CAIRN_STANDING_FOREIGN;
     for (size_t i = 0; i < hello->n_held; i++)
-        seat->parts_awaited |= cairn_cluster_job_by_id(cluster, hello->held[i]->job) == NULL;
+        seat->parts_awaited |= coord_job_by_id(cluster, hello->held[i]->job) == NULL;
     if (seat->standing == CAIRN_STANDING_GOOD) return true;
     cairn_log_warn("shard %s is not used: %s (store %016" PRIx64 ", start %" PRIu64
                    "; here it is store %016" PRIx64 ", start %" PRIu64 ")",
-                   seat->name, cairn_cluster_seat_standing_text(seat), seat->seen.store,
+                   seat->name, coord_seat_standing_text(seat), seat->seen.store,
                    seat->seen.incarnation, ours.store, ours.incarnation);
     return false;
 }
 
-void cairn_cluster_seat_forget_parts(struct cairn_cluster_seat *seat)
+void coord_seat_forget_parts(struct coord_seat *seat)
 {
     if (seat->parts != NULL) cairn_message_free(&seat->parts->base);
     seat->parts = NULL;
@@ -122,9 +119,9 @@ void cairn_cluster_seat_forget_parts(struct cairn_cluster_seat *seat)
     seat->parts_told = 0;
 }
 
-bool cairn_cluster_seat_held(struct cairn_cluster_session *session, const struct cairn_frame *frame)
+bool coord_seat_held(struct coord_session *session, const struct cairn_frame *frame)
 {
-    struct cairn_cluster_seat *seat = session->seat;
+    struct coord_seat *seat = session->seat;
     if (seat == NULL) return true;
     Cairn__HeldJobs *held = (Cairn__HeldJobs *)cairn_message_unpack(
         &cairn__held_jobs__descriptor, frame->payload, frame->payload_bytes);
@@ -136,42 +133,40 @@ bool cairn_cluster_seat_held(struct cairn_cluster_session *session, const struct
     }
     // A list that nobody asked for is newer than the one that was: what was asked stays answered.
     const uint32_t told = frame->request != 0 ? frame->request : seat->parts_told;
-    cairn_cluster_seat_forget_parts(seat);
+    coord_seat_forget_parts(seat);
     seat->parts = held;
     seat->parts_told = told;
-    cairn_cluster_calls_reply(seat, frame->request, CAIRN_OK, "");
+    coord_calls_reply(seat, frame->request, CAIRN_OK, "");
     return true;
 }
 
 /* True if the shard's part is of no use any more: the job was restored onto other shards while
  * this one was away, or the part went off it. If our store is behind the shard's layout, the
  * shard has seen a higher epoch, so this is false. */
-static bool was_left_behind(const struct cairn_cluster_job *job,
-                            const struct cairn_cluster_seat *seat, const Cairn__HeldJob *held)
+static bool was_left_behind(const struct coord_job *job, const struct coord_seat *seat,
+                            const Cairn__HeldJob *held)
 {
     const bool is_older = held->generation <= job->generation && held->epoch <= job->epoch;
-    return job->state == CAIRN_CLUSTER_JOB_RUNNING && is_older &&
-           !cairn_cluster_job_has_seat(job, seat);
+    return job->state == CAIRN_CLUSTER_JOB_RUNNING && is_older && !coord_job_has_seat(job, seat);
 }
 
-void cairn_cluster_seat_clean(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                              const Cairn__Hello *hello)
+void coord_seat_clean(struct coord *cluster, struct coord_seat *seat, const Cairn__Hello *hello)
 {
     for (size_t i = 0; i < hello->n_held; i++) {
         const Cairn__HeldJob *held = hello->held[i];
-        const struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, held->job);
+        const struct coord_job *job = coord_job_by_id(cluster, held->job);
         if (job != NULL && was_left_behind(job, seat, held)) {
             cairn_log_info("shard %s holds generation %" PRIu64
                            " of job %s, which is on other shards now: dropped",
                            seat->name, held->generation, job->spec.name);
-            cairn_cluster_job_send_drop(cluster, seat, held->job);
+            coord_job_send_drop(cluster, seat, held->job);
         }
         if (job != NULL) continue;
         const bool dropped = was_dropped(cluster, held->job);
         if (dropped || held->unsettled) {
             cairn_log_info("shard %s holds job %016" PRIx64 ", which %s here: dropped", seat->name,
                            held->job, dropped ? "was dropped" : "was never finished");
-            cairn_cluster_job_send_drop(cluster, seat, held->job);
+            coord_job_send_drop(cluster, seat, held->job);
         } else {
             cairn_log_warn("shard %s holds job %016" PRIx64
                            ", which this store does not know; `cairn cluster status` lists it",
@@ -180,24 +175,23 @@ void cairn_cluster_seat_clean(struct cairn_cluster *cluster, struct cairn_cluste
     }
 }
 
-struct cairn_marks cairn_cluster_held_marks(const Cairn__HeldJob *held)
+struct marks coord_held_marks(const Cairn__HeldJob *held)
 {
-    return (struct cairn_marks) { held->generation, held->epoch, held->revision, held->round };
+    return (struct marks) { held->generation, held->epoch, held->revision, held->round };
 }
 
-struct cairn_marks cairn_cluster_job_marks(const struct cairn_cluster_job *job)
+struct marks coord_job_marks(const struct coord_job *job)
 {
-    return (struct cairn_marks) { job->generation, job->epoch, job->spec.revision,
-                                  job->reserved.round };
+    return (struct marks) { job->generation, job->epoch, job->spec.revision, job->reserved.round };
 }
 
 /* ---- strangers ---- */
 
 /* The part is one that we do not act on: `why` says so. */
-static bool is_strange(const struct cairn_cluster_seat *seat, const Cairn__HeldJob *part,
+static bool is_strange(const struct coord_seat *seat, const Cairn__HeldJob *part,
                        struct cairn_sentence *why)
 {
-    const struct cairn_cluster *cluster = seat->session->cluster;
+    const struct coord *cluster = seat->session->cluster;
     if (seat->standing != CAIRN_STANDING_GOOD) {
         cairn_sentence_set(why, "%s",
                            seat->standing == CAIRN_STANDING_FOREIGN
@@ -205,7 +199,7 @@ static bool is_strange(const struct cairn_cluster_seat *seat, const Cairn__HeldJ
                                : "of this store, by a newer coordinator");
         return true;
     }
-    const struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, part->job);
+    const struct coord_job *job = coord_job_by_id(cluster, part->job);
     const bool leftover = part->unsettled || was_dropped(cluster, part->job);
     if (job == NULL && leftover) return false; // it is being dropped
     if (job == NULL) {
@@ -216,12 +210,11 @@ static bool is_strange(const struct cairn_cluster_seat *seat, const Cairn__HeldJ
     return job->loss.behind;
 }
 
-bool cairn_cluster_job_is_strange(const struct cairn_cluster *cluster, const char *name,
-                                  struct cairn_sentence *why)
+bool coord_job_is_strange(const struct coord *cluster, const char *name, struct cairn_sentence *why)
 {
     struct cairn_sentence strange;
     size_t count = 0;
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
+    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
         if (s->session == NULL) continue;
         if (s->parts_awaited) {
             cairn_sentence_set(why, "waiting to hear what shard %s holds", s->name);
@@ -243,8 +236,7 @@ bool cairn_cluster_job_is_strange(const struct cairn_cluster *cluster, const cha
     return true;
 }
 
-static void add_strangers(struct cairn_cluster_strangers *strangers,
-                          const struct cairn_cluster_seat *seat)
+static void add_strangers(struct coord_strangers *strangers, const struct coord_seat *seat)
 {
     for (size_t i = 0; seat->session != NULL && seat->parts != NULL && i < seat->parts->n_held;
          i++) {
@@ -260,23 +252,22 @@ static void add_strangers(struct cairn_cluster_strangers *strangers,
     }
 }
 
-bool cairn_cluster_strangers_init(struct cairn_cluster_strangers *strangers,
-                                  const struct cairn_cluster *cluster)
+bool coord_strangers_init(struct coord_strangers *strangers, const struct coord *cluster)
 {
     strangers->count = 0;
     strangers->list = calloc(PARTS_MAX, sizeof *strangers->list);
     strangers->parts = calloc(PARTS_MAX, sizeof *strangers->parts);
     strangers->texts = calloc(PARTS_MAX + 1, sizeof *strangers->texts);
     if (strangers->list == NULL || strangers->parts == NULL || strangers->texts == NULL) {
-        cairn_cluster_strangers_release(strangers);
+        coord_strangers_release(strangers);
         return false;
     }
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
         add_strangers(strangers, s);
     return true;
 }
 
-void cairn_cluster_strangers_release(struct cairn_cluster_strangers *strangers)
+void coord_strangers_release(struct coord_strangers *strangers)
 {
     free(strangers->list);
     free(strangers->parts);
@@ -293,26 +284,24 @@ static bool is_named(const Cairn__HeldJob *part, const char *job)
 }
 
 /* Tells the shard to drop a part. The shard answers with what it holds still, the seat's new list. */
-static void forget_part(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
-                        const Cairn__HeldJob *part)
+static void forget_part(struct coord *cluster, struct coord_seat *seat, const Cairn__HeldJob *part)
 {
     Cairn__PartDrop drop = CAIRN__PART_DROP__INIT;
     drop.job = part->job;
     drop.generation = part->generation;
     cairn_log_info("shard %s drops generation %" PRIu64 " of job %s, by the operator's word",
                    seat->name, part->generation, part->name);
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_PART_DROP,
-                               cairn_cluster_request_new(cluster), &drop.base);
+    coord_session_send(seat->session, CAIRN_MSG_PART_DROP, coord_request_new(cluster), &drop.base);
 }
 
-void cairn_cluster_forget(struct cairn_cluster_session *session, uint32_t request,
-                          const Cairn__ClusterForget *message)
+void coord_forget(struct coord_session *session, uint32_t request,
+                  const Cairn__ClusterForget *message)
 {
-    struct cairn_cluster *cluster = session->cluster;
-    struct cairn_cluster_strangers strangers;
+    struct coord *cluster = session->cluster;
+    struct coord_strangers strangers;
     struct cairn_sentence why;
-    if (!cairn_cluster_strangers_init(&strangers, cluster)) {
-        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (!coord_strangers_init(&strangers, cluster)) {
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     Cairn__ClusterForgotten forgotten = CAIRN__CLUSTER_FORGOTTEN__INIT;
@@ -325,55 +314,54 @@ void cairn_cluster_forget(struct cairn_cluster_session *session, uint32_t reques
                            "no shard that is here holds parts of a job \"%.128s\" that this store "
                            "does not know; `cairn cluster status` lists those there are",
                            message->job);
-        cairn_cluster_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
+        coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
     } else {
-        cairn_cluster_session_send(session, CAIRN_MSG_CLUSTER_FORGOTTEN, request, &forgotten.base);
+        coord_session_send(session, CAIRN_MSG_CLUSTER_FORGOTTEN, request, &forgotten.base);
     }
     for (size_t i = 0; i < forgotten.n_parts && !message->plan; i++)
-        forget_part(cluster, cairn_cluster_seat_find(cluster, forgotten.parts[i]->shard),
+        forget_part(cluster, coord_seat_find(cluster, forgotten.parts[i]->shard),
                     forgotten.parts[i]->part);
-    cairn_cluster_strangers_release(&strangers);
+    coord_strangers_release(&strangers);
 }
 
 /* ==== seats ==== */
 
 /* Shards by name, there or away. */
 
-uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster)
+uint32_t coord_seats_up(const struct coord *cluster)
 {
     uint32_t count = 0;
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
-        count += cairn_cluster_seat_obeys(s);
+    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next) {
+        count += coord_seat_obeys(s);
     }
     return count;
 }
 
-uint32_t cairn_cluster_seats_staying(const struct cairn_cluster *cluster,
-                                     const struct cairn_job_spec_data *spec, bool storing)
+uint32_t coord_seats_staying(const struct coord *cluster, const struct cairn_job_spec_data *spec,
+                             bool storing)
 {
     uint32_t count = 0;
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        count += cairn_cluster_seat_fits(s, spec) && (!storing || s->storage.text[0] == '\0');
+    for (const struct coord_seat *s = cluster->seats; s != NULL; s = s->next)
+        count += coord_seat_fits(s, spec) && (!storing || s->storage.text[0] == '\0');
     return count;
 }
 
-struct cairn_cluster_seat *cairn_cluster_seat_find(const struct cairn_cluster *cluster,
-                                                   const char *name)
+struct coord_seat *coord_seat_find(const struct coord *cluster, const char *name)
 {
-    struct cairn_cluster_seat *seat = cluster->seats;
+    struct coord_seat *seat = cluster->seats;
     while (seat != NULL && strcmp(seat->name, name) != 0) seat = seat->next;
     return seat;
 }
 
-struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster, const char *name)
+struct coord_seat *coord_seat_get(struct coord *cluster, const char *name)
 {
     size_t count = 0;
-    struct cairn_cluster_seat **at = &cluster->seats;
+    struct coord_seat **at = &cluster->seats;
     for (; *at != NULL && strcmp((*at)->name, name) < 0; at = &(*at)->next) count++;
     if (*at != NULL && strcmp((*at)->name, name) == 0) return *at;
-    for (const struct cairn_cluster_seat *s = *at; s != NULL; s = s->next) count++;
+    for (const struct coord_seat *s = *at; s != NULL; s = s->next) count++;
     if (count >= CAIRN_SEATS_MAX) return NULL;
-    struct cairn_cluster_seat *seat = calloc(1, sizeof *seat);
+    struct coord_seat *seat = calloc(1, sizeof *seat);
     if (seat == NULL || (seat->name = strdup(name)) == NULL) {
         free(seat);
         return NULL;
@@ -381,17 +369,17 @@ struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster,
     cairn__shard_stats__init(&seat->stats);
     TAILQ_INIT(&seat->calls);
     seat->since_ms = uv_now(cluster->loop);
-    seat->gone_ms = cairn_cluster_now_ms(cluster);
+    seat->gone_ms = coord_now_ms(cluster);
     seat->next = *at;
     *at = seat;
     return seat;
 }
 
-void cairn_cluster_seat_free(struct cairn_cluster_seat *seat)
+void coord_seat_free(struct coord_seat *seat)
 {
-    cairn_cluster_seat_forget_parts(seat);
-    cairn_cluster_waiters_release(&seat->drain.waiters);
-    cairn_cluster_waiters_release(&seat->drain.begun);
+    coord_seat_forget_parts(seat);
+    coord_waiters_release(&seat->drain.waiters);
+    coord_waiters_release(&seat->drain.begun);
     free(seat->fabric_address);
     free(seat->bytes);
     free(seat->memory);
@@ -400,16 +388,15 @@ void cairn_cluster_seat_free(struct cairn_cluster_seat *seat)
     free(seat);
 }
 
-bool cairn_cluster_seat_claimed(const struct cairn_cluster *cluster,
-                                const struct cairn_cluster_seat *seat)
+bool coord_seat_claimed(const struct coord *cluster, const struct coord_seat *seat)
 {
     const uint64_t recent_ms = (uint64_t)cluster->options->lease_timeout_ms;
-    return seat->claimed_ms != 0 && cairn_cluster_now_ms(cluster) - seat->claimed_ms < recent_ms;
+    return seat->claimed_ms != 0 && coord_now_ms(cluster) - seat->claimed_ms < recent_ms;
 }
 
 /* ==== places ==== */
 
-static void add_place(struct cairn_cluster_places *places, const struct cairn_place *place)
+static void add_place(struct coord_places *places, const struct cairn_place *place)
 {
     char *text = places->texts[places->count];
     cairn_place_print(place, text);
@@ -420,7 +407,7 @@ static void add_place(struct cairn_cluster_places *places, const struct cairn_pl
 
 /* Adds where a shard listens. If it listens on no network, loopback is added, so that workers
  * know that they need no network for it. */
-static void add_places(struct cairn_cluster_places *places, const struct cairn_cluster_seat *seat)
+static void add_places(struct coord_places *places, const struct coord_seat *seat)
 {
     struct cairn_place place;
     int i = 0;
@@ -434,12 +421,11 @@ static void add_places(struct cairn_cluster_places *places, const struct cairn_c
         add_place(places, &place);
 }
 
-void cairn_cluster_places_find(const struct cairn_cluster *cluster,
-                               struct cairn_cluster_places *out)
+void coord_places_find(const struct coord *cluster, struct coord_places *out)
 {
     out->count = 0;
-    const bool any = cairn_cluster_seats_up(cluster) > 0;
-    for (const struct cairn_cluster_seat *seat = cluster->seats;
+    const bool any = coord_seats_up(cluster) > 0;
+    for (const struct coord_seat *seat = cluster->seats;
          seat != NULL && out->count < CAIRN_CLUSTER_PLACES_MAX; seat = seat->next)
         if (!any || seat->session != NULL) add_places(out, seat);
 }

@@ -38,7 +38,7 @@ struct column {
 #define BY(change) (1u << CAIRN_STORE_##change)
 
 #define COLUMN(text, kind, member) .name = (text), .type = (kind), .at = offsetof(ROW, member)
-#define ROW                        struct cairn_stored_meta
+#define ROW                        struct stored_meta
 static const struct column meta_columns[] = {
     { COLUMN("zero", NUMBER, zero), .constraint = "NOT NULL CHECK (zero = 0)" },
     { COLUMN("incarnation", NUMBER, incarnation), .set_by = BY(START) },
@@ -46,7 +46,7 @@ static const struct column meta_columns[] = {
     { COLUMN("storage", NUMBER, storage), .set_by = BY(STORAGE) },
 };
 #undef ROW
-#define ROW struct cairn_stored_job
+#define ROW struct stored_job
 static const struct column job_columns[] = {
     { COLUMN("id", NUMBER, id) },
     { COLUMN("name", TEXT, name), .constraint = "NOT NULL UNIQUE" },
@@ -71,7 +71,7 @@ static const struct column job_columns[] = {
     { COLUMN("origin_from_step", NUMBER, origin.from.step) },
 };
 #undef ROW
-#define ROW struct cairn_stored_shard
+#define ROW struct stored_shard
 static const struct column shard_columns[] = {
     { COLUMN("job", NUMBER, job), .constraint = "NOT NULL REFERENCES jobs(id) ON DELETE CASCADE" },
     { COLUMN("place", NUMBER, place) },
@@ -79,21 +79,21 @@ static const struct column shard_columns[] = {
     { COLUMN("weight", REAL, weight), .constraint = "" }, // NULL: not a number
 };
 #undef ROW
-#define ROW struct cairn_stored_dropped
+#define ROW struct stored_dropped
 static const struct column dropped_columns[] = {
     { COLUMN("place", NUMBER, place) },
     { COLUMN("job", NUMBER, job), .constraint = "NOT NULL UNIQUE" },
 };
 static const struct column leaving_columns[] = { { .name = "shard", .type = TEXT } };
 #undef ROW
-#define ROW struct cairn_stored_key
+#define ROW struct stored_key
 static const struct column key_columns[] = {
     { COLUMN("line", TEXT, line) },
     { COLUMN("own", FLAG, is_own) },
     { COLUMN("since", NUMBER, since_unix_s) },
 };
 #undef ROW
-#define ROW struct cairn_stored_event
+#define ROW struct stored_event
 static const struct column event_columns[] = {
     { COLUMN("number", NUMBER, number) }, { COLUMN("unix_ms", NUMBER, unix_ms) },
     { COLUMN("kind", TEXT, kind) },       { COLUMN("job", TEXT, job) },
@@ -112,22 +112,21 @@ static const struct table {
     const struct column *columns;
     int column_count;
 } tables[CAIRN_STORED_KINDS] = {
-    [CAIRN_STORED_META] = TABLE("meta", struct cairn_stored_meta, meta_columns, "zero", "zero"),
-    [CAIRN_STORED_JOBS] = TABLE("jobs", struct cairn_stored_job, job_columns, "id", "name"),
-    [CAIRN_STORED_SHARDS] = TABLE("job_shards", struct cairn_stored_shard, shard_columns,
-                                  "job, place", "place"),
-    [CAIRN_STORED_DROPPED] = TABLE("dropped", struct cairn_stored_dropped, dropped_columns, "place",
+    [CAIRN_STORED_META] = TABLE("meta", struct stored_meta, meta_columns, "zero", "zero"),
+    [CAIRN_STORED_JOBS] = TABLE("jobs", struct stored_job, job_columns, "id", "name"),
+    [CAIRN_STORED_SHARDS] = TABLE("job_shards", struct stored_shard, shard_columns, "job, place",
+                                  "place"),
+    [CAIRN_STORED_DROPPED] = TABLE("dropped", struct stored_dropped, dropped_columns, "place",
                                    "place"),
-    [CAIRN_STORED_LEAVING] = TABLE("leaving", struct cairn_stored_leaving, leaving_columns, "shard",
+    [CAIRN_STORED_LEAVING] = TABLE("leaving", struct stored_leaving, leaving_columns, "shard",
                                    "rowid"),
-    [CAIRN_STORED_KEYS] = TABLE("keys", struct cairn_stored_key, key_columns, "line",
+    [CAIRN_STORED_KEYS] = TABLE("keys", struct stored_key, key_columns, "line",
                                 "own DESC, since, line"),
-    [CAIRN_STORED_EVENTS] = TABLE("events", struct cairn_stored_event, event_columns, "number",
-                                  "number"),
+    [CAIRN_STORED_EVENTS] = TABLE("events", struct stored_event, event_columns, "number", "number"),
 };
 
 static const struct change {
-    enum cairn_store_kind kind;
+    enum store_kind kind;
     enum { PUT, SET, DROP } how; /* whole rows; the columns that say so; no row any more */
 } changes[CAIRN_STORE_CHANGES] = {
     [CAIRN_STORE_JOB] = { CAIRN_STORED_JOBS, PUT },
@@ -180,15 +179,14 @@ static cairn_status store_fail(const struct cairn_store *store, const char *doin
     return cairn_fail(why, CAIRN_ERR_IO, "%s: %s: %s", store->path, doing, text);
 }
 
-cairn_status cairn_store_run(const struct cairn_store *store, const char *sql,
-                             struct cairn_sentence *why)
+cairn_status store_run(const struct cairn_store *store, const char *sql, struct cairn_sentence *why)
 {
     if (sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK) return CAIRN_OK;
     return store_fail(store, "writing", why);
 }
 
-cairn_status cairn_store_prepare(const struct cairn_store *store, const char *sql,
-                                 sqlite3_stmt **out, struct cairn_sentence *why)
+cairn_status store_prepare(const struct cairn_store *store, const char *sql, sqlite3_stmt **out,
+                           struct cairn_sentence *why)
 {
     if (sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK) return CAIRN_OK;
     return store_fail(store, "reading", why);
@@ -199,7 +197,7 @@ static cairn_status ask(const struct cairn_store *store, const char *sql, int64_
                         struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
-    cairn_status status = cairn_store_prepare(store, sql, &s, why);
+    cairn_status status = store_prepare(store, sql, &s, why);
     if (status != CAIRN_OK) return status;
     if (sqlite3_step(s) == SQLITE_ROW) {
         *out = sqlite3_column_int64(s, 0);
@@ -214,7 +212,7 @@ static cairn_status ask(const struct cairn_store *store, const char *sql, int64_
 static cairn_status end_transaction(struct cairn_store *store, cairn_status status,
                                     struct cairn_sentence *why)
 {
-    if (status == CAIRN_OK) status = cairn_store_run(store, "COMMIT", why);
+    if (status == CAIRN_OK) status = store_run(store, "COMMIT", why);
     if (status != CAIRN_OK && sqlite3_get_autocommit(store->db) == 0) {
         sqlite3_exec(store->db, "ROLLBACK", NULL, NULL, NULL);
     }
@@ -232,7 +230,7 @@ static void bind_column(sqlite3_stmt *s, int at, const struct column *column, co
 {
     const void *value = field(row, column->at);
     switch (column->type) {
-    case NUMBER: cairn_store_bind_u64(s, at, *(const uint64_t *)value); break;
+    case NUMBER: store_bind_u64(s, at, *(const uint64_t *)value); break;
     case FLAG: sqlite3_bind_int(s, at, *(const bool *)value); break;
     case REAL: sqlite3_bind_double(s, at, *(const double *)value); break;
     case TEXT: sqlite3_bind_text(s, at, *(const char *const *)value, -1, SQLITE_STATIC); break;
@@ -275,7 +273,7 @@ static size_t copy_texts(const struct table *table, char *row, char *to)
     return used;
 }
 
-void *cairn_store_copy(enum cairn_store_change change, const void *rows, size_t count)
+void *store_copy(enum store_change change, const void *rows, size_t count)
 {
     const struct table *table = &tables[changes[change].kind];
     size_t bytes = count * table->row_bytes;
@@ -296,13 +294,13 @@ static cairn_status prepare_made(const struct cairn_store *store, sqlite3_str *s
     char *text = sqlite3_str_finish(sql);
     const cairn_status status = text == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY,
                                                           "no memory for the store")
-                                             : cairn_store_prepare(store, text, out, why);
+                                             : store_prepare(store, text, out, why);
     sqlite3_free(text);
     return status;
 }
 
 /* Column I is parameter I + 1. */
-static cairn_status prepare_change(const struct cairn_store *store, enum cairn_store_change change,
+static cairn_status prepare_change(const struct cairn_store *store, enum store_change change,
                                    sqlite3_stmt **out, struct cairn_sentence *why)
 {
     const struct change *how = &changes[change];
@@ -332,11 +330,11 @@ static cairn_status prepare_change(const struct cairn_store *store, enum cairn_s
 }
 
 /* A job that is not there has no row to change. */
-static cairn_status run_change(const struct cairn_store *store, enum cairn_store_change change,
+static cairn_status run_change(const struct cairn_store *store, enum store_change change,
                                sqlite3_stmt *s, const void *row, struct cairn_sentence *why)
 {
     const bool is_job = changes[change].kind == CAIRN_STORED_JOBS;
-    const struct cairn_stored_job *job = row;
+    const struct stored_job *job = row;
     cairn_status status = CAIRN_OK;
     for (int i = 0; i < sqlite3_bind_parameter_count(s); i++)
         bind_column(s, i + 1, &tables[changes[change].kind].columns[i], row);
@@ -352,14 +350,14 @@ static cairn_status run_change(const struct cairn_store *store, enum cairn_store
     return status;
 }
 
-static cairn_status apply(struct cairn_store *store, enum cairn_store_change change,
-                          const void *rows, size_t count, struct cairn_sentence *why);
+static cairn_status apply(struct cairn_store *store, enum store_change change, const void *rows,
+                          size_t count, struct cairn_sentence *why);
 
 /* In place of those that the job had. */
-static cairn_status put_shards(struct cairn_store *store, const struct cairn_stored_job *job,
+static cairn_status put_shards(struct cairn_store *store, const struct stored_job *job,
                                struct cairn_sentence *why)
 {
-    struct cairn_stored_shard row = { .job = job->id };
+    struct stored_shard row = { .job = job->id };
     sqlite3_stmt *s;
     cairn_status status = apply(store, CAIRN_STORE_SHARDS_DROP, &row, 1, why);
     if (status == CAIRN_OK) status = prepare_change(store, CAIRN_STORE_SHARDS, &s, why);
@@ -374,8 +372,8 @@ static cairn_status put_shards(struct cairn_store *store, const struct cairn_sto
 }
 
 /* In a transaction. */
-static cairn_status apply(struct cairn_store *store, enum cairn_store_change change,
-                          const void *rows, size_t count, struct cairn_sentence *why)
+static cairn_status apply(struct cairn_store *store, enum store_change change, const void *rows,
+                          size_t count, struct cairn_sentence *why)
 {
     const bool has_shards = change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT;
     sqlite3_stmt *s;
@@ -390,25 +388,25 @@ static cairn_status apply(struct cairn_store *store, enum cairn_store_change cha
     return status;
 }
 
-cairn_status cairn_store_write(struct cairn_store *store, enum cairn_store_change change,
-                               const void *rows, size_t count, struct cairn_sentence *why)
+cairn_status store_write(struct cairn_store *store, enum store_change change, const void *rows,
+                         size_t count, struct cairn_sentence *why)
 {
     // Events are no part of what a job needs: the next epoch is not to wait for the disk behind them.
     const bool is_lazy = change == CAIRN_STORE_EVENTS;
     const int before = sqlite3_total_changes(store->db);
-    cairn_status status = cairn_store_run(
+    cairn_status status = store_run(
         store, is_lazy ? "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE" : "BEGIN IMMEDIATE", why);
     if (status == CAIRN_OK)
         status = end_transaction(store, apply(store, change, rows, count, why), why);
     if (!is_lazy) return status;
     struct cairn_sentence ignored;
-    const cairn_status again = cairn_store_run(store, "PRAGMA synchronous = FULL", &ignored);
+    const cairn_status again = store_run(store, "PRAGMA synchronous = FULL", &ignored);
     store->event_changes += (uint64_t)(sqlite3_total_changes(store->db) - before);
     return status == CAIRN_OK ? again : status;
 }
 
 /* `of`: those whose first column is that number; NULL: all. */
-static cairn_status prepare_load(const struct cairn_store *store, enum cairn_store_kind kind,
+static cairn_status prepare_load(const struct cairn_store *store, enum store_kind kind,
                                  const uint64_t *of, sqlite3_stmt **out, struct cairn_sentence *why)
 {
     const struct table *table = &tables[kind];
@@ -419,13 +417,12 @@ static cairn_status prepare_load(const struct cairn_store *store, enum cairn_sto
     if (of != NULL) sqlite3_str_appendf(sql, " WHERE %s = ?1", table->columns[0].name);
     sqlite3_str_appendf(sql, " ORDER BY %s", table->order);
     const cairn_status status = prepare_made(store, sql, out, why);
-    if (status == CAIRN_OK && of != NULL) cairn_store_bind_u64(*out, 1, *of);
+    if (status == CAIRN_OK && of != NULL) store_bind_u64(*out, 1, *of);
     return status;
 }
 
-static cairn_status load(const struct cairn_store *store, enum cairn_store_kind kind,
-                         const uint64_t *of, cairn_stored_fn take, void *context,
-                         struct cairn_sentence *why)
+static cairn_status load(const struct cairn_store *store, enum store_kind kind, const uint64_t *of,
+                         cairn_stored_fn take, void *context, struct cairn_sentence *why)
 {
     const struct table *table = &tables[kind];
     sqlite3_stmt *s;
@@ -433,7 +430,7 @@ static cairn_status load(const struct cairn_store *store, enum cairn_store_kind 
     if (status != CAIRN_OK) return status;
     int code = SQLITE_DONE;
     while (status == CAIRN_OK && (code = sqlite3_step(s)) == SQLITE_ROW) {
-        _Alignas(max_align_t) char row[sizeof(struct cairn_stored_job)] = { 0 };
+        _Alignas(max_align_t) char row[sizeof(struct stored_job)] = { 0 };
         for (int i = 0; i < table->column_count; i++) fill(row, &table->columns[i], s, i);
         status = take(context, row, why);
     }
@@ -461,7 +458,7 @@ static cairn_status judge_columns(const struct cairn_store *store, struct cairn_
 {
     for (int kind = 0; kind < CAIRN_STORED_KINDS; kind++) {
         sqlite3_stmt *s;
-        const cairn_status status = prepare_load(store, (enum cairn_store_kind)kind, NULL, &s, why);
+        const cairn_status status = prepare_load(store, (enum store_kind)kind, NULL, &s, why);
         if (status != CAIRN_OK && (sqlite3_errcode(store->db) & 0xff) == SQLITE_ERROR)
             return refuse_version(store, SCHEMA_VERSION, " with other tables", why);
         if (status != CAIRN_OK) return status;
@@ -491,7 +488,7 @@ static cairn_status judge_file(struct cairn_store *store, bool *is_new_out,
     }
     if (version != SCHEMA_VERSION) return refuse_version(store, version, "", why);
     sqlite3_stmt *s;
-    status = cairn_store_prepare(store, "PRAGMA quick_check(1)", &s, why);
+    status = store_prepare(store, "PRAGMA quick_check(1)", &s, why);
     if (status != CAIRN_OK) return status;
     if (sqlite3_step(s) != SQLITE_ROW) {
         status = store_fail(store, "checking", why);
@@ -522,18 +519,18 @@ static cairn_status create(struct cairn_store *store, struct cairn_sentence *why
             cairn_sentence_add(&sql, "%s %s %s, ", c->name, type_names[c->type],
                                c->constraint != NULL ? c->constraint : "NOT NULL");
         cairn_sentence_add(&sql, "PRIMARY KEY (%s))", t->key);
-        if (status == CAIRN_OK) status = cairn_store_run(store, sql.text, why);
+        if (status == CAIRN_OK) status = store_run(store, sql.text, why);
     }
     cairn_sentence_set(&sql, schema_end, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX,
                        APPLICATION_ID, SCHEMA_VERSION);
     store->meta.identity = random_identity();
-    return status == CAIRN_OK ? cairn_store_run(store, sql.text, why) : status;
+    return status == CAIRN_OK ? store_run(store, sql.text, why) : status;
 }
 
 static cairn_status take_meta(void *context, const void *row, struct cairn_sentence *why)
 {
     (void)why;
-    *(struct cairn_stored_meta *)context = *(const struct cairn_stored_meta *)row;
+    *(struct stored_meta *)context = *(const struct stored_meta *)row;
     return CAIRN_OK;
 }
 
@@ -552,7 +549,7 @@ static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why
     bool is_new;
     cairn_status status = judge_file(store, &is_new, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_store_run(
+    status = store_run(
         store,
         "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
         "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
@@ -576,8 +573,8 @@ static cairn_status open_private(const char *path, struct cairn_sentence *why)
                       path, strerror(number));
 }
 
-cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out,
-                              struct cairn_sentence *why)
+cairn_status store_open(const char *folder, struct cairn_store **store_out,
+                        struct cairn_sentence *why)
 {
     struct cairn_store *store = calloc(1, sizeof *store);
     if (store == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the store");
@@ -593,14 +590,14 @@ cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out
     }
     if (status == CAIRN_OK) status = set_up(store, why);
     if (status != CAIRN_OK) {
-        cairn_store_close(store);
+        store_close(store);
         return status;
     }
     *store_out = store;
     return CAIRN_OK;
 }
 
-void cairn_store_close(struct cairn_store *store)
+void store_close(struct cairn_store *store)
 {
     if (store == NULL) return;
     sqlite3_close(store->db);
@@ -609,7 +606,7 @@ void cairn_store_close(struct cairn_store *store)
     free(store);
 }
 
-const struct cairn_stored_meta *cairn_store_meta(const struct cairn_store *store)
+const struct stored_meta *store_meta(const struct cairn_store *store)
 {
     return &store->meta;
 }
@@ -625,7 +622,7 @@ uint64_t cairn_store_writes(const struct cairn_store *store)
 /* The shards of one job. */
 struct gathered {
     const struct cairn_store *store;
-    struct cairn_stored_shard *list; /* owned, with their names */
+    struct stored_shard *list; /* owned, with their names */
     uint32_t count;
     bool weighed;
 };
@@ -633,17 +630,17 @@ struct gathered {
 static cairn_status gather(void *context, const void *row, struct cairn_sentence *why)
 {
     struct gathered *g = context;
-    const struct cairn_stored_shard *shard = row;
+    const struct stored_shard *shard = row;
     if (shard->place != g->count)
         return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s: a job's shard %" PRIu32 " is missing",
                           g->store->path, g->count);
-    struct cairn_stored_shard *list = realloc(g->list, (g->count + 1) * sizeof *list);
+    struct stored_shard *list = realloc(g->list, (g->count + 1) * sizeof *list);
     if (list != NULL) g->list = list;
     char *name = list != NULL ? strdup(shard->name) : NULL;
     if (name == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job's shards");
     const bool weighed = !isnan(shard->weight);
-    list[g->count++] = (struct cairn_stored_shard) { shard->job, shard->place, name,
-                                                     weighed ? shard->weight : 0 };
+    list[g->count++] = (struct stored_shard) { shard->job, shard->place, name,
+                                               weighed ? shard->weight : 0 };
     g->weighed |= weighed;
     return CAIRN_OK;
 }
@@ -658,7 +655,7 @@ static cairn_status give_job(void *context, const void *row, struct cairn_senten
 {
     const struct giving *giving = context;
     struct gathered g = { .store = giving->store };
-    struct cairn_stored_job job = *(const struct cairn_stored_job *)row;
+    struct stored_job job = *(const struct stored_job *)row;
     cairn_status status = load(g.store, CAIRN_STORED_SHARDS, &job.id, gather, &g, why);
     job.shards = g.list;
     job.shard_count = g.count;
@@ -669,22 +666,21 @@ static cairn_status give_job(void *context, const void *row, struct cairn_senten
     return status;
 }
 
-cairn_status cairn_store_each(struct cairn_store *store, enum cairn_store_kind kind,
-                              cairn_stored_fn take, void *context, struct cairn_sentence *why)
+cairn_status store_each(struct cairn_store *store, enum store_kind kind, cairn_stored_fn take,
+                        void *context, struct cairn_sentence *why)
 {
     if (kind != CAIRN_STORED_JOBS) return load(store, kind, NULL, take, context, why);
     return load(store, kind, NULL, give_job, &(struct giving) { store, take, context }, why);
 }
 
-cairn_status cairn_store_adopt(struct cairn_store *store,
-                               const struct cairn_store_adoptees *adoptees,
-                               struct cairn_sentence *why)
+cairn_status store_adopt(struct cairn_store *store, const struct store_adoptees *adoptees,
+                         struct cairn_sentence *why)
 {
-    struct cairn_stored_meta meta = store->meta;
+    struct stored_meta meta = store->meta;
     if (meta.incarnation < adoptees->incarnation) meta.incarnation = adoptees->incarnation;
     meta.incarnation++;
     meta.identity = random_identity();
-    cairn_status status = cairn_store_run(store, "BEGIN IMMEDIATE", why);
+    cairn_status status = store_run(store, "BEGIN IMMEDIATE", why);
     if (status != CAIRN_OK) return status;
     status = apply(store, CAIRN_STORE_JOB, adoptees->jobs, adoptees->job_count, why);
     if (status == CAIRN_OK)
@@ -697,37 +693,36 @@ cairn_status cairn_store_adopt(struct cairn_store *store,
 
 /* ==== saves ==== */
 
-struct cairn_cluster_save {
-    struct cairn_task task;
-    struct cairn_cluster_save *next; /* of the cluster's list */
-    struct cairn_cluster_saved saved;
+struct coord_save {
+    struct task task;
+    struct coord_save *next; /* of the cluster's list */
+    struct coord_saved saved;
     cairn_cluster_saved_fn then;
-    enum cairn_store_change change;
+    enum store_change change;
     /* owned */
     void *rows; /* [row_count] */
     size_t row_count;
-    struct cairn_stored_shard *shards; /* those of a job's row */
-    struct cairn_packed *held[3];      /* what it points to besides: it may be large */
+    struct stored_shard *shards;  /* those of a job's row */
+    struct cairn_packed *held[3]; /* what it points to besides: it may be large */
     struct cairn_sentence why;
     uint64_t store_writes; /* of the store when it was done */
 };
 
 /* ---- on the store's thread ---- */
 
-static void run_save(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_save(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct cairn_cluster_save *save = (struct cairn_cluster_save *)task;
+    struct coord_save *save = (struct coord_save *)task;
     struct cairn_store *store = save->saved.cluster->store;
     (void)item;
     (void)thread;
-    save->saved.status = cairn_store_write(store, save->change, save->rows, save->row_count,
-                                           &save->why);
+    save->saved.status = store_write(store, save->change, save->rows, save->row_count, &save->why);
     save->store_writes = cairn_store_writes(store);
 }
 
 /* ---- on the loop ---- */
 
-static void free_save(struct cairn_cluster_save *save)
+static void free_save(struct coord_save *save)
 {
     free(save->rows);
     free(save->shards);
@@ -735,11 +730,11 @@ static void free_save(struct cairn_cluster_save *save)
     free(save);
 }
 
-static void on_saved(struct cairn_task *task)
+static void on_saved(struct task *task)
 {
-    struct cairn_cluster_save *save = (struct cairn_cluster_save *)task;
-    struct cairn_cluster *cluster = save->saved.cluster;
-    struct cairn_cluster_save **at = &cluster->saves.list;
+    struct coord_save *save = (struct coord_save *)task;
+    struct coord *cluster = save->saved.cluster;
+    struct coord_save **at = &cluster->saves.list;
     while (*at != save) at = &(*at)->next;
     *at = save->next;
     cluster->saves.rows_written = save->store_writes;
@@ -748,18 +743,17 @@ static void on_saved(struct cairn_task *task)
 }
 
 /* It is of no job yet, and not begun. NULL: no memory. */
-static struct cairn_cluster_save *save_new(struct cairn_cluster *cluster,
-                                           enum cairn_store_change change, const void *rows,
-                                           size_t row_count, uint64_t number,
-                                           cairn_cluster_saved_fn then)
+static struct coord_save *save_new(struct coord *cluster, enum store_change change,
+                                   const void *rows, size_t row_count, uint64_t number,
+                                   cairn_cluster_saved_fn then)
 {
-    struct cairn_cluster_save *save = calloc(1, sizeof *save);
+    struct coord_save *save = calloc(1, sizeof *save);
     if (save == NULL) return NULL;
-    save->task = (struct cairn_task) { .run = run_save, .done = on_saved, .item_count = 1 };
-    save->saved = (struct cairn_cluster_saved) { cluster, 0, number, CAIRN_OK, save->why.text };
+    save->task = (struct task) { .run = run_save, .done = on_saved, .item_count = 1 };
+    save->saved = (struct coord_saved) { cluster, 0, number, CAIRN_OK, save->why.text };
     save->then = then;
     save->change = change;
-    save->rows = cairn_store_copy(change, rows, row_count);
+    save->rows = store_copy(change, rows, row_count);
     save->row_count = row_count;
     if (save->rows != NULL) return save;
     free_save(save);
@@ -767,42 +761,43 @@ static struct cairn_cluster_save *save_new(struct cairn_cluster *cluster,
 }
 
 /* NULL: there was no memory for it. */
-static cairn_status save_start(struct cairn_cluster_save *save, struct cairn_sentence *why)
+static cairn_status save_start(struct coord_save *save, struct cairn_sentence *why)
 {
     if (save == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-    struct cairn_cluster *cluster = save->saved.cluster;
+    struct coord *cluster = save->saved.cluster;
     save->next = cluster->saves.list;
     cluster->saves.list = save;
-    cairn_pool_submit(cluster->saves.pool, &save->task);
+    pool_submit(cluster->saves.pool, &save->task);
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_save(struct cairn_cluster *cluster, enum cairn_store_change change,
-                                const void *rows, size_t count, uint64_t number,
-                                cairn_cluster_saved_fn then, struct cairn_sentence *why)
+cairn_status coord_save(struct coord *cluster, enum store_change change, const void *rows,
+                        size_t count, uint64_t number, cairn_cluster_saved_fn then,
+                        struct cairn_sentence *why)
 {
     return save_start(save_new(cluster, change, rows, count, number, then), why);
 }
 
 /* Copies the names of the job's shards and of those that are to join, "" for holes, and their weights.
  * NULL: no memory. */
-static struct cairn_stored_shard *copy_shards(const struct cairn_cluster_job *job, uint32_t count)
+static struct stored_shard *copy_shards(const struct coord_job *job, uint32_t count)
 {
     const struct cairn_layout *next = job->layouts.storing ? job->layouts.next : NULL;
-    struct cairn_stored_shard *shards = calloc((size_t)count + 1, sizeof *shards);
+    struct stored_shard *shards = calloc((size_t)count + 1, sizeof *shards);
     if (shards == NULL) return NULL;
     for (uint32_t i = 0; i < count; i++) {
-        const struct cairn_cluster_joiner *joiner =
-            i < job->shard_count ? NULL : &job->reshard.joiners[i - job->shard_count];
-        const struct cairn_cluster_seat *seat = joiner != NULL ? joiner->seat : job->shards[i].seat;
+        const struct coord_joiner *joiner = i < job->shard_count
+                                                ? NULL
+                                                : &job->reshard.joiners[i - job->shard_count];
+        const struct coord_seat *seat = joiner != NULL ? joiner->seat : job->shards[i].seat;
         const bool is_hole = seat == NULL ||
                              (next != NULL && i < next->shard_count &&
                               cairn_is_hole(job->layouts.next_gone, next->shard_count, i));
         shards[i].name = is_hole ? "" : seat->name;
         shards[i].weight = joiner != NULL ? joiner->weight : job->shards[i].weight;
     }
-    struct cairn_stored_shard *copies = cairn_store_copy(CAIRN_STORE_SHARDS, shards, count);
+    struct stored_shard *copies = store_copy(CAIRN_STORE_SHARDS, shards, count);
     free(shards);
     return copies;
 }
@@ -818,17 +813,17 @@ static const uint8_t *hold(struct cairn_packed **held, struct cairn_packed *pack
 
 /* The layout that is in force, or on its way to be: once that is to be written nothing takes it back.
  * False: no memory. */
-static bool fill_layout(const struct cairn_cluster_job *job, struct cairn_cluster_save *save)
+static bool fill_layout(const struct coord_job *job, struct coord_save *save)
 {
-    const struct cairn_cluster_layouts *l = &job->layouts;
-    struct cairn_stored_job *row = save->rows;
+    const struct coord_layouts *l = &job->layouts;
+    struct stored_job *row = save->rows;
     struct cairn_version at = l->at;
     struct cairn_packed *layout = job->planned.layout, *before = l->before;
     uint32_t before_shards;
     if (l->storing) {
-        at = cairn_round_version(job->core);
+        at = round_version(job->core);
         layout = l->next_packed;
-        before = cairn_cluster_job_before_next(job, at, &before_shards);
+        before = coord_job_before_next(job, at, &before_shards);
     }
     row->layout = hold(&save->held[0], layout, &row->layout_bytes);
     row->layout_before = hold(&save->held[1], before, &row->layout_before_bytes);
@@ -841,22 +836,22 @@ static bool fill_layout(const struct cairn_cluster_job *job, struct cairn_cluste
     return row->shards != NULL;
 }
 
-cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, enum cairn_store_change change,
-                                    struct cairn_packed *spec, uint64_t number,
-                                    cairn_cluster_saved_fn then, struct cairn_sentence *why)
+cairn_status coord_save_job(struct coord_job *job, enum store_change change,
+                            struct cairn_packed *spec, uint64_t number, cairn_cluster_saved_fn then,
+                            struct cairn_sentence *why)
 {
-    const struct cairn_stored_job scalars = { .name = job->spec.name,
-                                              .id = job->id,
-                                              .generation = job->generation,
-                                              .generation_reserved = job->reserved.generation,
-                                              .epoch = job->epoch,
-                                              .round_reserved = job->reserved.round,
-                                              .base_step = job->base_step,
-                                              .origin = job->origin,
-                                              .initialized = job->initialized };
-    struct cairn_cluster_save *save = save_new(job->cluster, change, &scalars, 1, number, then);
+    const struct stored_job scalars = { .name = job->spec.name,
+                                        .id = job->id,
+                                        .generation = job->generation,
+                                        .generation_reserved = job->reserved.generation,
+                                        .epoch = job->epoch,
+                                        .round_reserved = job->reserved.round,
+                                        .base_step = job->base_step,
+                                        .origin = job->origin,
+                                        .initialized = job->initialized };
+    struct coord_save *save = save_new(job->cluster, change, &scalars, 1, number, then);
     if (save == NULL) return save_start(NULL, why);
-    struct cairn_stored_job *row = save->rows;
+    struct stored_job *row = save->rows;
     save->saved.job = job->id;
     if (change == CAIRN_STORE_INITIALIZED) row->initialized = true;
     if (change == CAIRN_STORE_GENERATION) row->generation_reserved = number;
@@ -870,24 +865,23 @@ cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, enum cairn_st
     return save_start(save, why);
 }
 
-bool cairn_cluster_saving(const struct cairn_cluster_job *job)
+bool coord_saving(const struct coord_job *job)
 {
-    const struct cairn_cluster_save *save = job->cluster->saves.list;
+    const struct coord_save *save = job->cluster->saves.list;
     while (save != NULL && save->saved.job != job->id) save = save->next;
     return save != NULL;
 }
 
-cairn_status cairn_cluster_saves_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+cairn_status coord_saves_open(struct coord *cluster, struct cairn_sentence *why)
 {
-    return cairn_pool_open(cluster->loop, "cairn-store", 1, NULL, &cluster->saves.pool, why);
+    return pool_open(cluster->loop, "cairn-store", 1, NULL, &cluster->saves.pool, why);
 }
 
-void cairn_cluster_saves_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
-                               void *context)
+void coord_saves_close(struct coord *cluster, void (*on_closed)(void *context), void *context)
 {
-    if (cluster->saves.pool != NULL) cairn_pool_close(cluster->saves.pool, on_closed, context);
+    if (cluster->saves.pool != NULL) pool_close(cluster->saves.pool, on_closed, context);
     while (cluster->saves.list != NULL) {
-        struct cairn_cluster_save *save = cluster->saves.list;
+        struct coord_save *save = cluster->saves.list;
         cluster->saves.list = save->next;
         free_save(save);
     }

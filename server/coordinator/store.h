@@ -40,51 +40,47 @@
 
 #define CAIRN_KEY_FILE "cluster.key"
 
-struct cairn_cluster_keys;
+struct coord_keys;
 
 /* Behind the store and the events, before the store's thread begins; reads or makes the key's file. Blocks.
  * CAIRN_ERR_CONFIG: that is no key, or others may read it. */
-cairn_status cairn_cluster_keys_open(struct cairn_cluster *cluster,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_cluster_keys_close(struct cairn_cluster *cluster);
+cairn_status coord_keys_open(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void coord_keys_close(struct coord *cluster);
 /* Who signs; constant while the cluster is open: any thread. */
-const struct cairn_secret_key *cairn_cluster_keys_signer(const struct cairn_cluster *cluster);
+const struct cairn_secret_key *coord_keys_signer(const struct coord *cluster);
 /* Copies the keys that are trusted now, for another thread. */
-void cairn_cluster_keys_ring(const struct cairn_cluster *cluster, struct cairn_key_ring *out);
+void coord_keys_ring(const struct coord *cluster, struct cairn_key_ring *out);
 
 /* ---- what shards keep ---- */
-struct cairn_trusted_key {
+struct trusted_key {
     struct cairn_public_key key;
     bool is_own; /* this cluster's, now or before */
     uint64_t since_unix_s;
 };
 /* The trusted keys as a message. It borrows from this struct, so it is valid as long as the
  * struct lives. */
-struct cairn_keys_message {
+struct keys_message {
     Cairn__Keys keys;
     Cairn__Key *list[CAIRN_KEYS_MAX], views[CAIRN_KEYS_MAX];
     char ids[CAIRN_KEYS_MAX][CAIRN_KEY_NAME_BYTES], lines[CAIRN_KEYS_MAX][CAIRN_KEY_LINE_BYTES];
 };
-void cairn_cluster_keys_fill(const struct cairn_cluster *cluster, struct cairn_keys_message *room);
+void coord_keys_fill(const struct coord *cluster, struct keys_message *room);
 /* The same of a list. */
-void cairn_cluster_keys_fill_list(const struct cairn_cluster *cluster,
-                                  const struct cairn_trusted_key *list, size_t count,
-                                  struct cairn_keys_message *room);
+void coord_keys_fill_list(const struct coord *cluster, const struct trusted_key *list, size_t count,
+                          struct keys_message *room);
 /* Adds to the list what a shard has kept and is not trusted here; returns its new length. */
-size_t cairn_cluster_keys_unknown(struct cairn_cluster *cluster, const Cairn__Keys *kept,
-                                  struct cairn_trusted_key list[CAIRN_KEYS_MAX], size_t count);
+size_t coord_keys_unknown(struct coord *cluster, const Cairn__Keys *kept,
+                          struct trusted_key list[CAIRN_KEYS_MAX], size_t count);
 /* They are in the store now. */
-void cairn_cluster_keys_adopted(struct cairn_cluster *cluster, const struct cairn_trusted_key *list,
-                                size_t count);
+void coord_keys_adopted(struct coord *cluster, const struct trusted_key *list, size_t count);
 /* One is on its way to the store. */
-bool cairn_cluster_keys_are_changing(const struct cairn_cluster *cluster);
+bool coord_keys_are_changing(const struct coord *cluster);
 
 /* ---- what an admin asks ---- */
-void cairn_cluster_keys_answer(struct cairn_cluster_session *session, uint32_t request);
-void cairn_cluster_key_trust(struct cairn_cluster_session *session, uint32_t request,
-                             const Cairn__KeyTrust *message);
-void cairn_cluster_keys_forget(struct cairn_cluster *cluster,
-                               const struct cairn_cluster_session *session);
+void coord_keys_answer(struct coord_session *session, uint32_t request);
+void coord_key_trust(struct coord_session *session, uint32_t request,
+                     const Cairn__KeyTrust *message);
+void coord_keys_forget(struct coord *cluster, const struct coord_session *session);
 
 /* ==== store ==== */
 
@@ -95,21 +91,20 @@ struct cairn_store;
 
 /* Texts and bytes are borrowed, in both directions, for the length of a call. */
 
-struct cairn_stored_meta {
+struct stored_meta {
     uint64_t zero;        /* 0: there is one row */
     uint64_t incarnation; /* of the coordinator: from 1, one more with every open */
-    uint64_t
-        identity;     /* of the store: random, not 0; made with it, and anew by cairn_store_adopt */
-    uint64_t storage; /* the token of the folder that snapshots were written to; 0: none was */
+    uint64_t identity;    /* of the store: random, not 0; made with it, and anew by store_adopt */
+    uint64_t storage;     /* the token of the folder that snapshots were written to; 0: none was */
 };
 
-struct cairn_stored_shard {
+struct stored_shard {
     uint64_t job, place;
     const char *name; /* "": a hole */
     double weight;    /* of a re-sharding; 0: all goes off that shard */
 };
 
-struct cairn_stored_job {
+struct stored_job {
     uint64_t id;
     const char *name;
     const uint8_t *spec; /* [spec_bytes], as cairn_spec_pack made it */
@@ -131,27 +126,27 @@ struct cairn_stored_job {
     size_t layout_before_bytes;
     /* [shard_count], by index in the layout. Behind those of the layout: who joins. Each is of this job and
      * of its place, whatever it says. */
-    const struct cairn_stored_shard *shards;
+    const struct stored_shard *shards;
     uint32_t shard_count;
     bool weighed; /* a re-sharding is under way: the shards have weights */
     double pause; /* of that one */
 };
 
-struct cairn_stored_dropped { /* what there is of the job is a leftover of our own */
+struct stored_dropped { /* what there is of the job is a leftover of our own */
     uint64_t place, job;
 };
 
-struct cairn_stored_leaving { /* by an operator's word (reshard.h) */
+struct stored_leaving { /* by an operator's word (reshard.h) */
     const char *shard;
 };
 
-struct cairn_stored_key { /* whose signatures are trusted (store.h) */
-    const char *line;     /* of the public key, in base64 */
-    bool is_own;          /* this cluster's, now or before */
+struct stored_key {   /* whose signatures are trusted (store.h) */
+    const char *line; /* of the public key, in base64 */
+    bool is_own;      /* this cluster's, now or before */
     uint64_t since_unix_s;
 };
 
-struct cairn_stored_event { /* store.h */
+struct stored_event { /* store.h */
     uint64_t number, unix_ms;
     const char *kind, *job, *who, *text;
 };
@@ -159,12 +154,12 @@ struct cairn_stored_event { /* store.h */
 /* Opens or makes FOLDER/coordinator.db and counts the incarnation up. The folder exists and is
  * locked (server/base/daemon.h). CAIRN_ERR_CORRUPT: damaged, or not a database of Cairn;
  * CAIRN_ERR_VERSION: of another version, which is not read. */
-cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
-void cairn_store_close(struct cairn_store *store); /* NULL is fine */
+cairn_status store_open(const char *folder, struct cairn_store **store_out,
+                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void store_close(struct cairn_store *store); /* NULL is fine */
 
 /* As it was at the start, or at the last adoption. */
-const struct cairn_stored_meta *cairn_store_meta(const struct cairn_store *store);
+const struct stored_meta *store_meta(const struct cairn_store *store);
 /* Rows written since open, but for events: for the test that rounds write none. */
 uint64_t cairn_store_writes(const struct cairn_store *store);
 
@@ -172,19 +167,19 @@ uint64_t cairn_store_writes(const struct cairn_store *store);
  * A table says of each kind which columns there are and where they lie in the row's struct (store.c): it is
  * made, written, copied and read back by the same few functions. */
 
-enum cairn_store_kind {
-    CAIRN_STORED_META,    /* struct cairn_stored_meta: one row */
-    CAIRN_STORED_JOBS,    /* struct cairn_stored_job, by name, with their shards */
-    CAIRN_STORED_SHARDS,  /* struct cairn_stored_shard: written and read with their job */
-    CAIRN_STORED_DROPPED, /* struct cairn_stored_dropped, the oldest first */
-    CAIRN_STORED_LEAVING, /* struct cairn_stored_leaving */
-    CAIRN_STORED_KEYS,    /* struct cairn_stored_key, the cluster's own first */
-    CAIRN_STORED_EVENTS,  /* struct cairn_stored_event, by number */
+enum store_kind {
+    CAIRN_STORED_META,    /* struct stored_meta: one row */
+    CAIRN_STORED_JOBS,    /* struct stored_job, by name, with their shards */
+    CAIRN_STORED_SHARDS,  /* struct stored_shard: written and read with their job */
+    CAIRN_STORED_DROPPED, /* struct stored_dropped, the oldest first */
+    CAIRN_STORED_LEAVING, /* struct stored_leaving */
+    CAIRN_STORED_KEYS,    /* struct stored_key, the cluster's own first */
+    CAIRN_STORED_EVENTS,  /* struct stored_event, by number */
     CAIRN_STORED_KINDS
 };
 
 /* The changes that are made at once. CAIRN_ERR_NOT_FOUND: of a job that is not there. */
-enum cairn_store_change {
+enum store_change {
     CAIRN_STORE_JOB, /* adds the job, or replaces the one of that id. CAIRN_ERR_EXISTS: another one has the
                         name */
     CAIRN_STORE_LAYOUT,      /* its epoch, reserved rounds, shards, and all about layouts */
@@ -208,49 +203,44 @@ enum cairn_store_change {
 };
 
 /* Writes `count` rows, in one transaction. A job's shards are written with it. */
-cairn_status cairn_store_write(struct cairn_store *store, enum cairn_store_change change,
-                               const void *rows, size_t count,
-                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status store_write(struct cairn_store *store, enum store_change change, const void *rows,
+                         size_t count, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* A copy of rows for such a change, with their texts, but for the bytes and shards that jobs point to: one
  * block, the caller's to free. NULL: no memory. */
-void *cairn_store_copy(enum cairn_store_change change, const void *rows, size_t count);
+void *store_copy(enum store_change change, const void *rows, size_t count);
 /* Gives every row of a kind to `take`, which borrows it; stops at the first that it refuses and returns that
  * status. */
 typedef cairn_status (*cairn_stored_fn)(void *context, const void *row, struct cairn_sentence *why);
-cairn_status cairn_store_each(struct cairn_store *store, enum cairn_store_kind kind,
-                              cairn_stored_fn take, void *context,
-                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status store_each(struct cairn_store *store, enum store_kind kind, cairn_stored_fn take,
+                        void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- what shards hold, in place of a store that is lost ---- */
 
-struct cairn_store_adoptees { /* borrowed for the length of a call */
-    const struct cairn_stored_job *jobs;
+struct store_adoptees { /* borrowed for the length of a call */
+    const struct stored_job *jobs;
     size_t job_count;
-    const struct cairn_stored_key *keys;
+    const struct stored_key *keys;
     size_t key_count;
     uint64_t incarnation; /* the highest that they have seen */
 };
 /* All at once: adds or replaces the jobs and keys, takes a new identity and an incarnation that is above
  * theirs and the present one. CAIRN_ERR_EXISTS: as CAIRN_STORE_JOB. */
-cairn_status cairn_store_adopt(struct cairn_store *store,
-                               const struct cairn_store_adoptees *adoptees,
-                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status store_adopt(struct cairn_store *store, const struct store_adoptees *adoptees,
+                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* The bytes of a file (malloc'd, the caller's) that opens as a store with everything that is in this one now,
  * and with the signer. CAIRN_ERR_NO_MEMORY. */
-cairn_status cairn_store_picture(const struct cairn_store *store, uint8_t **bytes_out,
-                                 size_t *byte_count_out,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status store_picture(const struct cairn_store *store, uint8_t **bytes_out,
+                           size_t *byte_count_out, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The text of the key that signs snapshots, which is in pictures and, while a store is in use, in a file
  * beside it. This store was put back from a picture, and has one since then. CAIRN_ERR_NOT_FOUND: it has
  * none. */
-cairn_status cairn_store_signer(const struct cairn_store *store,
-                                char text_out[CAIRN_KEY_TEXT_BYTES],
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status store_signer(const struct cairn_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
+                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Puts this signer into pictures. A signer that the store itself has is removed: it is in its
  * own file now. */
-cairn_status cairn_store_set_signer(struct cairn_store *store, const char *text,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status store_set_signer(struct cairn_store *store, const char *text,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ==== private ==== */
 
@@ -261,18 +251,18 @@ struct cairn_store {
     sqlite3 *db;
     char *path;
     char signer[CAIRN_KEY_TEXT_BYTES]; /* what pictures have; empty: none */
-    struct cairn_stored_meta meta;
+    struct stored_meta meta;
     uint64_t opening_changes; /* rows that open itself wrote */
     uint64_t event_changes;   /* rows of events, written or deleted */
 };
 
 /* The library's last error as a status and a sentence that says what to do. */
-cairn_status cairn_store_run(const struct cairn_store *store, const char *sql,
-                             struct cairn_sentence *why);
-cairn_status cairn_store_prepare(const struct cairn_store *store, const char *sql,
-                                 sqlite3_stmt **out, struct cairn_sentence *why);
+cairn_status store_run(const struct cairn_store *store, const char *sql,
+                       struct cairn_sentence *why);
+cairn_status store_prepare(const struct cairn_store *store, const char *sql, sqlite3_stmt **out,
+                           struct cairn_sentence *why);
 /* SQLite's numbers are signed; ours are stored as the same 64 bits. */
-static inline void cairn_store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
+static inline void store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
 {
     sqlite3_bind_int64(s, at, (sqlite3_int64)value);
 }
@@ -285,44 +275,40 @@ static inline void cairn_store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
  * Each takes a copy of what it writes; `then` follows from the loop, unless the cluster is closed before.
  * CAIRN_ERR_NO_MEMORY: nothing was begun. */
 
-struct cairn_cluster_save;
+struct coord_save;
 struct cairn_pool;
 
 /* The cluster's saves. */
-struct cairn_cluster_saves {
-    struct cairn_pool *pool;         /* owned: the store's thread */
-    struct cairn_cluster_save *list; /* owned: on their way */
-    uint64_t rows_written;           /* by those that ended */
+struct coord_saves {
+    struct cairn_pool *pool; /* owned: the store's thread */
+    struct coord_save *list; /* owned: on their way */
+    uint64_t rows_written;   /* by those that ended */
 };
 
 /* The outcome of a save. */
-struct cairn_cluster_saved {
-    struct cairn_cluster *cluster;
+struct coord_saved {
+    struct coord *cluster;
     uint64_t job;    /* its id: it may be another one by then, or none; 0: it is of none */
     uint64_t number; /* the asker's: which of its saves */
     cairn_status status;
     const char *why;
 };
-typedef void (*cairn_cluster_saved_fn)(const struct cairn_cluster_saved *saved);
+typedef void (*cairn_cluster_saved_fn)(const struct coord_saved *saved);
 
-/* Writes rows of no job: cairn_store_write. */
-cairn_status cairn_cluster_save(struct cairn_cluster *cluster, enum cairn_store_change change,
-                                const void *rows, size_t count, uint64_t number,
-                                cairn_cluster_saved_fn then,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Writes rows of no job: store_write. */
+cairn_status coord_save(struct coord *cluster, enum store_change change, const void *rows,
+                        size_t count, uint64_t number, cairn_cluster_saved_fn then,
+                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Makes such a change of a job's row, as the job is now, but for what is not true before it is durable: spec
  * (NULL: the job's own), INITIALIZED, and GENERATION, where generations up to `number` may be used. */
-cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, enum cairn_store_change change,
-                                    struct cairn_packed *spec, uint64_t number,
-                                    cairn_cluster_saved_fn then,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_save_job(struct coord_job *job, enum store_change change,
+                            struct cairn_packed *spec, uint64_t number, cairn_cluster_saved_fn then,
+                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Something of the job is on its way to the store. */
-bool cairn_cluster_saving(const struct cairn_cluster_job *job);
-cairn_status cairn_cluster_saves_open(struct cairn_cluster *cluster,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+bool coord_saving(const struct coord_job *job);
+cairn_status coord_saves_open(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Waits for the one that runs; the others are forgotten. on_closed follows if it was open. */
-void cairn_cluster_saves_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
-                               void *context);
+void coord_saves_close(struct coord *cluster, void (*on_closed)(void *context), void *context);
 
 /* ==== events ==== */
 
@@ -377,48 +363,45 @@ enum cairn_event_kind {
         CAIRN_EVENT_KINDS
 };
 
-struct cairn_stored_event;
+struct stored_event;
 
 /* The events that this process has in memory. */
-struct cairn_cluster_events {
-    struct cairn_stored_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
-    uint64_t first, next;             /* numbers: of the oldest, and of the one to come */
-    uint64_t began;                   /* the first that this process gave */
-    uint64_t saved;                   /* those below are in the store, or on their way there */
+struct coord_events {
+    struct stored_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
+    uint64_t first, next;       /* numbers: of the oldest, and of the one to come */
+    uint64_t began;             /* the first that this process gave */
+    uint64_t saved;             /* those below are in the store, or on their way there */
     bool saving;
     bool failed; /* the last that was tried, which was said */
 };
 
 /* Notes that it happened, now. job: its name; who: "worker w3 (rank 2)", "shard s1"; NULL: of none. The
  * sentence says the cause. Copies all. */
-void cairn_cluster_event_note(struct cairn_cluster *cluster, enum cairn_event_kind kind,
-                              const char *job, const char *who, const char *format, ...)
+void coord_event_note(struct coord *cluster, enum cairn_event_kind kind, const char *job,
+                      const char *who, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
 /* Notes an event of the shard of that name. */
-void cairn_cluster_event_note_shard(struct cairn_cluster *cluster, enum cairn_event_kind kind,
-                                    const char *job, const char *name, const char *text);
+void coord_event_note_shard(struct coord *cluster, enum cairn_event_kind kind, const char *job,
+                            const char *name, const char *text);
 /* Reads those of former incarnations; before the store's thread begins. */
-cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_events_open(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Sends what is new to the store. */
-void cairn_cluster_events_tick(struct cairn_cluster *cluster);
+void coord_events_tick(struct coord *cluster);
 /* Writes what is new; the store's thread has ended, and the store is still open. */
-void cairn_cluster_events_close(struct cairn_cluster *cluster);
+void coord_events_close(struct coord *cluster);
 /* When the newest was noted, by the wall clock of then; 0: there is none. */
-uint64_t cairn_cluster_events_last_ms(const struct cairn_cluster *cluster);
+uint64_t coord_events_last_ms(const struct coord *cluster);
 /* Who made the job, by the newest event of that: "worker w3"; "": it is forgotten. */
-void cairn_cluster_events_maker(const struct cairn_cluster *cluster, const char *job,
-                                struct cairn_sentence *out);
+void coord_events_maker(const struct coord *cluster, const char *job, struct cairn_sentence *out);
 /* Faults that are seen in them: shards of the cluster that went away, workers of the job that were lost. */
-struct cairn_event_faults {
+struct event_faults {
     uint64_t shards, workers;
     uint64_t observed_ms; /* since the job was created, or the oldest event that is there */
 };
-void cairn_cluster_events_faults(const struct cairn_cluster *cluster, const char *job,
-                                 struct cairn_event_faults *out);
-void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t request,
-                                 const Cairn__EventsGet *get);
+void coord_events_faults(const struct coord *cluster, const char *job, struct event_faults *out);
+void coord_events_answer(struct coord_session *session, uint32_t request,
+                         const Cairn__EventsGet *get);
 
 /* ==== storage ==== */
 
@@ -427,42 +410,40 @@ void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t
  * path leads to another folder, and nothing may be written to that folder or be missed in it. A
  * folder belongs to one cluster, by the identity of its store. Another cluster's folder is not
  * written to either, until it is taken (snapshots.foreign) or that cluster's jobs are
- * (cairn_cluster_storage_adopted). Complaints about the folder are in storage.watch.said; it is
+ * (coord_storage_adopted). Complaints about the folder are in storage.watch.said; it is
  * looked at again until the token is there. */
 
 /* The cluster's folder of snapshots. */
-struct cairn_cluster_storage {
+struct coord_storage {
     char *path;      /* owned: absolute; constant while the cluster is open, as the token */
     uint64_t token;  /* in the folder; 0: there is none */
     bool remembered; /* by the store, or on its way there */
     /* as which the folder is ours: any thread */
     _Atomic uint64_t store, former;
-    struct cairn_storage_watch watch;
+    struct storage_watch watch;
 };
 
 /* Sets path and token; makes the folder and its token if the store remembers none. Behind
  * the store; may block. */
-cairn_status cairn_cluster_storage_open(struct cairn_cluster *cluster,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_storage_open(struct coord *cluster, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* It is the folder that has the token, and ours. Blocks: for another thread than the loop's. CAIRN_ERR_IO;
  * CAIRN_ERR_REFUSED: another cluster's. */
-cairn_status cairn_cluster_storage_seen(const struct cairn_cluster *cluster,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status coord_storage_seen(const struct coord *cluster,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Tells that the store has a new identity and has taken over the jobs of the store `former`: a
  * folder of that store is ours, too. */
-void cairn_cluster_storage_adopted(struct cairn_cluster *cluster, uint64_t former);
+void coord_storage_adopted(struct coord *cluster, uint64_t former);
 /* A snapshot begins in it: the store remembers it. */
-void cairn_cluster_storage_used(struct cairn_cluster *cluster);
+void coord_storage_used(struct coord *cluster);
 
 /* ==== backup ==== */
 
 /* A copy of the store, by the operator's word. */
 
-void cairn_cluster_backup_begin(struct cairn_cluster_session *session, uint32_t request,
-                                const Cairn__ClusterBackup *message);
-void cairn_cluster_backup_forget(struct cairn_cluster *cluster,
-                                 const struct cairn_cluster_session *session);
+void coord_backup_begin(struct coord_session *session, uint32_t request,
+                        const Cairn__ClusterBackup *message);
+void coord_backup_forget(struct coord *cluster, const struct coord_session *session);
 /* With the cluster, whose threads have ended. */
-void cairn_cluster_backup_close(struct cairn_cluster *cluster);
+void coord_backup_close(struct coord *cluster);
 
 #endif

@@ -26,8 +26,8 @@ enum { UNKNOWN, TOLD, KNOWN }; /* of a member's tiles, at a shard */
 #define MEMBER_TILES_BYTES 64          /* what goes before a list, about */
 
 /* A list that some ranks have declared. */
-struct cairn_cluster_tile_list {
-    struct cairn_cluster_tile_list *next;
+struct coord_tile_list {
+    struct coord_tile_list *next;
     uint32_t refs; /* ranks */
     uint64_t hash;
     struct cairn_tiles tiles;    /* owned */
@@ -36,34 +36,33 @@ struct cairn_cluster_tile_list {
 
 /* ---- lists ---- */
 
-static void list_free(struct cairn_cluster_tile_list *list)
+static void list_free(struct coord_tile_list *list)
 {
     cairn_tiles_release(&list->tiles);
     cairn_packed_release(list->packed);
     free(list);
 }
 
-static void list_put(struct cairn_cluster_tiles *t, struct cairn_cluster_tile_list *list)
+static void list_put(struct coord_tiles *t, struct coord_tile_list *list)
 {
     if (list == NULL || --list->refs > 0) return;
-    struct cairn_cluster_tile_list **at = &t->lists;
+    struct coord_tile_list **at = &t->lists;
     while (*at != list) at = &(*at)->next;
     *at = list->next;
     list_free(list);
 }
 
 /* The list of these tiles, which it takes. NULL: no memory, and nothing is taken. */
-static struct cairn_cluster_tile_list *list_get(struct cairn_cluster_tiles *t,
-                                                struct cairn_tiles *tiles)
+static struct coord_tile_list *list_get(struct coord_tiles *t, struct cairn_tiles *tiles)
 {
     const uint64_t hash = cairn_tiles_hash(tiles);
-    for (struct cairn_cluster_tile_list *l = t->lists; l != NULL; l = l->next) {
+    for (struct coord_tile_list *l = t->lists; l != NULL; l = l->next) {
         if (l->hash != hash || !cairn_tiles_equal(&l->tiles, tiles)) continue;
         cairn_tiles_release(tiles);
         l->refs++;
         return l;
     }
-    struct cairn_cluster_tile_list *list = calloc(1, sizeof *list);
+    struct coord_tile_list *list = calloc(1, sizeof *list);
     if (list == NULL) return NULL;
     list->packed = cairn_packed_tiles(tiles);
     if (list->packed == NULL) {
@@ -81,40 +80,40 @@ static struct cairn_cluster_tile_list *list_get(struct cairn_cluster_tiles *t,
 
 /* ---- the table ---- */
 
-static bool is_worker(const struct cairn_cluster_member *m)
+static bool is_worker(const struct coord_member *m)
 {
     return m->phase == CAIRN_MEMBER_ATTACHED && m->role == CAIRN_ROLE_WIRE_WORKER;
 }
 
-static bool is_halted(const struct cairn_cluster_job *job)
+static bool is_halted(const struct coord_job *job)
 {
     return job->cluster->closing || job->core == NULL || job->state == CAIRN_CLUSTER_JOB_LOST;
 }
 
 /* It has declared all, and waits for the answer. */
-static bool waits(const struct cairn_cluster_member *m)
+static bool waits(const struct coord_member *m)
 {
     return m->tiles.request != 0 && !m->tiles.arriving;
 }
 
 /* The member's TilesDeclare fails. */
-static void tiles_fail(struct cairn_cluster_member *m, cairn_status status, const char *text)
+static void tiles_fail(struct coord_member *m, cairn_status status, const char *text)
 {
-    cairn_cluster_session_error(m->session, m->tiles.request, status, text);
+    coord_session_error(m->session, m->tiles.request, status, text);
     m->tiles.request = 0;
 }
 
-static void forget_told(struct cairn_cluster_member *m)
+static void forget_told(struct coord_member *m)
 {
     memset(m->tiles.known_to, UNKNOWN, m->job->shard_count);
     m->tiles.knowing = 0;
     m->tiles.serial++; // an answer on its way is of the list before
 }
 
-static void free_table(struct cairn_cluster_tiles *t)
+static void free_table(struct coord_tiles *t)
 {
     while (t->lists != NULL) {
-        struct cairn_cluster_tile_list *list = t->lists;
+        struct coord_tile_list *list = t->lists;
         t->lists = list->next;
         list_free(list);
     }
@@ -124,13 +123,13 @@ static void free_table(struct cairn_cluster_tiles *t)
     t->covered = false;
 }
 
-void cairn_cluster_tiles_release(struct cairn_cluster_job *job)
+void coord_tiles_release(struct coord_job *job)
 {
     free_table(&job->tiles);
 }
 
 /* Nothing is declared any more; who waits, but `by`, hears why. advance follows. */
-static void tiles_clear(struct cairn_cluster_job *job, const struct cairn_cluster_member *by)
+static void tiles_clear(struct coord_job *job, const struct coord_member *by)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why,
@@ -139,7 +138,7 @@ static void tiles_clear(struct cairn_cluster_job *job, const struct cairn_cluste
                        by->rank, by->tiles.world, job->tiles.world);
     if (job->tiles.world != 0)
         cairn_log_info("job %s: tiles forgotten: %s", job->spec.name, why.text);
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (m != by && waits(m)) tiles_fail(m, CAIRN_ERR_MISMATCH, why.text);
         m->tiles.declared = false;
         forget_told(m);
@@ -147,7 +146,7 @@ static void tiles_clear(struct cairn_cluster_job *job, const struct cairn_cluste
     free_table(&job->tiles);
 }
 
-static bool table_open(struct cairn_cluster_tiles *t, uint32_t world)
+static bool table_open(struct coord_tiles *t, uint32_t world)
 {
     t->of_rank = calloc(world, sizeof *t->of_rank);
     if (t->of_rank == NULL) return false;
@@ -155,38 +154,37 @@ static bool table_open(struct cairn_cluster_tiles *t, uint32_t world)
     return true;
 }
 
-void cairn_cluster_tiles_heard(struct cairn_cluster_job *job, uint32_t world)
+void coord_tiles_heard(struct coord_job *job, uint32_t world)
 {
-    struct cairn_cluster_tiles *t = &job->tiles;
+    struct coord_tiles *t = &job->tiles;
     if (world == 0 || t->known || world > CAIRN_SPEC_WORKERS_MAX) return;
     cairn_log_info("job %s: its shards know tiles of %" PRIu32
                    " ranks; waiting for their declarations",
                    job->spec.name, world);
     if (!table_open(t, world)) return; // the next Answer
     t->known = t->telling = true;
-    cairn_cluster_tiles_advance(job);
+    coord_tiles_advance(job);
 }
 
 /* Another list where those of all ranks hold. Either all ranks begin anew, or it is of a newcomer among
  * ranks that stay as they are, and has to fit to theirs. */
-static bool begins_anew(const struct cairn_cluster_member *member)
+static bool begins_anew(const struct coord_member *member)
 {
     if (!member->job->tiles.covered || member->tiles.declared) return member->job->tiles.covered;
-    for (const struct cairn_cluster_member *m = member->job->members.list; m != NULL;
-         m = m->next_of_job)
+    for (const struct coord_member *m = member->job->members.list; m != NULL; m = m->next_of_job)
         if (m != member && m->tiles.declared) return false;
     return true;
 }
 
 /* Takes the tiles that the member declares for member->tiles.world ranks into the table; advance follows.
  * CAIRN_ERR_BUSY: it contributes to an open round. CAIRN_ERR_NO_MEMORY. */
-static cairn_status tiles_set(struct cairn_cluster_member *member, struct cairn_tiles *tiles,
+static cairn_status tiles_set(struct coord_member *member, struct cairn_tiles *tiles,
                               struct cairn_sentence *why)
 {
-    struct cairn_cluster_job *job = member->job;
-    struct cairn_cluster_tiles *t = &job->tiles;
+    struct coord_job *job = member->job;
+    struct coord_tiles *t = &job->tiles;
     const uint32_t world = member->tiles.world;
-    struct cairn_cluster_tile_list *before = NULL;
+    struct coord_tile_list *before = NULL;
     if (world > 0 && job->spec.global_batch > 0)
         return cairn_fail(why, CAIRN_ERR_REFUSED,
                           "job %s has global_batch = %" PRIu32
@@ -195,7 +193,7 @@ static cairn_status tiles_set(struct cairn_cluster_member *member, struct cairn_
     if (world == t->world && world > 0) before = t->of_rank[member->rank];
     const bool same = world == t->world &&
                       (world == 0 || (before != NULL && cairn_tiles_equal(&before->tiles, tiles)));
-    if (!same && job->core != NULL && cairn_round_contributes(job->core, member->id))
+    if (!same && job->core != NULL && round_contributes(job->core, member->id))
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "rank %" PRIu32
                           " contributes to an open round: tiles change between rounds",
@@ -208,7 +206,7 @@ static cairn_status tiles_set(struct cairn_cluster_member *member, struct cairn_
     }
     t->known = t->telling = true;
     if (world > 0 && !same) {
-        struct cairn_cluster_tile_list *list = list_get(t, tiles);
+        struct coord_tile_list *list = list_get(t, tiles);
         if (list == NULL)
             return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         list_put(t, before);
@@ -220,26 +218,25 @@ static cairn_status tiles_set(struct cairn_cluster_member *member, struct cairn_
     return CAIRN_OK;
 }
 
-const struct cairn_box *cairn_cluster_tiles_box(const struct cairn_cluster_job *job, uint32_t rank,
-                                                uint32_t tensor)
+const struct cairn_box *coord_tiles_box(const struct coord_job *job, uint32_t rank, uint32_t tensor)
 {
-    const struct cairn_cluster_tile_list *list = job->tiles.of_rank[rank];
+    const struct coord_tile_list *list = job->tiles.of_rank[rank];
     return list != NULL ? cairn_tiles_find(&list->tiles, tensor) : NULL;
 }
 
 /* ---- telling the shards ---- */
 
 /* The tiles of a worker that the shards are to know; NULL: they are told nothing yet. */
-static const struct cairn_cluster_tile_list *list_of(const struct cairn_cluster_member *m)
+static const struct coord_tile_list *list_of(const struct coord_member *m)
 {
-    static const struct cairn_cluster_tile_list whole = { .hash = CAIRN_TABLE_HASH_WHOLE };
-    const struct cairn_cluster_tiles *t = &m->job->tiles;
+    static const struct coord_tile_list whole = { .hash = CAIRN_TABLE_HASH_WHOLE };
+    const struct coord_tiles *t = &m->job->tiles;
     if (!is_worker(m) || !t->telling) return NULL;
     if (t->world == 0) return &whole;
     return t->covered && m->tiles.declared ? t->of_rank[m->rank] : NULL;
 }
 
-static bool all_know(const struct cairn_cluster_member *m)
+static bool all_know(const struct coord_member *m)
 {
     return m->tiles.knowing == m->job->seat_count;
 }
@@ -252,35 +249,34 @@ struct telling {
 };
 
 /* A shard that cannot hold them: the declaration fails, or the worker must go. */
-static void refused(struct cairn_cluster_member *member, cairn_status status, const char *why)
+static void refused(struct coord_member *member, cairn_status status, const char *why)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     cairn_log_warn("job %s: tiles of rank %" PRIu32 ": %s", job->spec.name, member->rank, why);
     if (waits(member)) {
         member->tiles.declared = false;
         tiles_fail(member, status, why);
         return;
     }
-    const struct cairn_round_event down = { .kind = CAIRN_ROUND_WORKER_DOWN,
-                                            .member = member->id,
-                                            .lost = true };
-    cairn_cluster_halts_lost(job, member, why);
-    cairn_cluster_member_expel(member, status, why);
-    cairn_cluster_job_event(job, &down);
+    const struct round_event down = { .kind = CAIRN_ROUND_WORKER_DOWN,
+                                      .member = member->id,
+                                      .lost = true };
+    coord_halts_lost(job, member, why);
+    coord_member_expel(member, status, why);
+    coord_job_event(job, &down);
 }
 
-static void tell_more(struct cairn_cluster_job *job, uint32_t shard);
-static void settle(struct cairn_cluster_job *job);
+static void tell_more(struct coord_job *job, uint32_t shard);
+static void settle(struct coord_job *job);
 
-static void on_told(struct cairn_cluster_job *job, const void *about, cairn_status status,
-                    const char *why)
+static void on_told(struct coord_job *job, const void *about, cairn_status status, const char *why)
 {
     const struct telling telling = *(const struct telling *)about;
     if (telling.shard >= job->shard_count || job->shards[telling.shard].seat == NULL) return;
     size_t *told_bytes = &job->shards[telling.shard].tiles.told_bytes;
     *told_bytes -= telling.bytes < *told_bytes ? telling.bytes
                                                : *told_bytes; // another may join there
-    struct cairn_cluster_member *member = cairn_cluster_job_member(job, telling.member);
+    struct coord_member *member = coord_job_member(job, telling.member);
     const bool awaited = member != NULL && member->tiles.serial == telling.serial &&
                          member->tiles.known_to[telling.shard] == TOLD;
     if (awaited && status == CAIRN_OK) {
@@ -293,23 +289,21 @@ static void on_told(struct cairn_cluster_job *job, const void *about, cairn_stat
     }
     if (awaited) member->tiles.known_to[telling.shard] = UNKNOWN;
     if (awaited && status != CAIRN_ERR_CLOSED) refused(member, status, why);
-    cairn_cluster_tiles_advance(job);
+    coord_tiles_advance(job);
 }
 
-static size_t told_bytes(const struct cairn_cluster_tile_list *list)
+static size_t told_bytes(const struct coord_tile_list *list)
 {
     return MEMBER_TILES_BYTES + (list->packed != NULL ? list->packed->size : 0);
 }
 
-static void tell(struct cairn_cluster_member *member, uint32_t shard,
-                 const struct cairn_cluster_tile_list *list)
+static void tell(struct coord_member *member, uint32_t shard, const struct coord_tile_list *list)
 {
-    struct cairn_cluster_job *job = member->job;
-    struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    struct coord_job *job = member->job;
+    struct coord_seat *seat = job->shards[shard].seat;
     const size_t bytes = told_bytes(list);
     const struct telling telling = { member->id, bytes, shard, member->tiles.serial };
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_told, &telling,
-                                                                        sizeof telling);
+    struct coord_gather *gather = coord_gather_open_job(job, on_told, &telling, sizeof telling);
     if (gather == NULL) return; // with the next advance
     member->tiles.known_to[shard] = TOLD;
     job->shards[shard].tiles.told_bytes += bytes;
@@ -319,20 +313,20 @@ static void tell(struct cairn_cluster_member *member, uint32_t shard,
     message.tiles_hash = list->hash;
     message.tiles_bytes = list->packed != NULL ? list->packed->size : 0;
     message.world = job->tiles.world;
-    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
-    cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_TILES, request, &message.base);
+    const uint32_t request = coord_gather_ask(gather, seat);
+    coord_session_send(seat->session, CAIRN_MSG_MEMBER_TILES, request, &message.base);
     if (list->packed != NULL)
-        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_TILES, list->packed);
-    cairn_cluster_gather_start(gather);
+        coord_session_pages(seat->session, request, CAIRN_PAGE_TILES, list->packed);
+    coord_gather_start(gather);
 }
 
 /* Tells a shard of the next workers whose tiles it does not know. It goes on where it was, so that it passes
  * each worker once. */
-static void tell_more(struct cairn_cluster_job *job, uint32_t shard)
+static void tell_more(struct coord_job *job, uint32_t shard)
 {
-    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    struct coord_job_shard *s = &job->shards[shard];
     for (; s->tiles.next != NULL; s->tiles.next = s->tiles.next->next_of_job) {
-        const struct cairn_cluster_tile_list *list = list_of(s->tiles.next);
+        const struct coord_tile_list *list = list_of(s->tiles.next);
         if (list == NULL || s->tiles.next->tiles.known_to[shard] != UNKNOWN) continue;
         if (s->seat->session == NULL || s->seat->session->closing) return;
         if (s->tiles.told_bytes > 0 && s->tiles.told_bytes + told_bytes(list) > TELL_AHEAD_BYTES)
@@ -342,9 +336,9 @@ static void tell_more(struct cairn_cluster_job *job, uint32_t shard)
 }
 
 /* From the first worker on, again. */
-static void tell_all(struct cairn_cluster_job *job)
+static void tell_all(struct coord_job *job)
 {
-    const struct cairn_cluster_tiles *t = &job->tiles;
+    const struct coord_tiles *t = &job->tiles;
     if (!t->telling || (t->world > 0 && !t->covered)) return;
     CAIRN_EACH_SHARD (job, i) {
         job->shards[i].tiles.next = job->members.list;
@@ -352,14 +346,13 @@ static void tell_all(struct cairn_cluster_job *job)
     }
 }
 
-void cairn_cluster_tiles_shard_gone(struct cairn_cluster_member *m, uint32_t shard)
+void coord_tiles_shard_gone(struct coord_member *m, uint32_t shard)
 {
     if (m->tiles.known_to[shard] == KNOWN) m->tiles.knowing--;
     m->tiles.known_to[shard] = UNKNOWN;
 }
 
-void cairn_cluster_tiles_member_gone(struct cairn_cluster_job *job,
-                                     const struct cairn_cluster_member *m)
+void coord_tiles_member_gone(struct coord_job *job, const struct coord_member *m)
 {
     job->tiles.changed = true;
     CAIRN_EACH_SHARD (job, i)
@@ -369,9 +362,9 @@ void cairn_cluster_tiles_member_gone(struct cairn_cluster_job *job,
 /* ---- what follows ---- */
 
 /* All ranks have declared: do they make up the tensors? */
-static void judge_cover(struct cairn_cluster_job *job)
+static void judge_cover(struct coord_job *job)
 {
-    struct cairn_cluster_tiles *t = &job->tiles;
+    struct coord_tiles *t = &job->tiles;
     if (t->covered || t->world == 0) return;
     for (uint32_t r = 0; r < t->world; r++)
         if (t->of_rank[r] == NULL) return;
@@ -389,7 +382,7 @@ static void judge_cover(struct cairn_cluster_job *job)
         return;
     }
     cairn_log_warn("job %s: %s", job->spec.name, why.text);
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (!waits(m)) continue;
         if (m->tiles.declared) {
             list_put(t, t->of_rank[m->rank]);
@@ -400,35 +393,33 @@ static void judge_cover(struct cairn_cluster_job *job)
     }
 }
 
-static void set_gate(struct cairn_cluster_job *job, bool shut)
+static void set_gate(struct coord_job *job, bool shut)
 {
-    struct cairn_cluster_tiles *t = &job->tiles;
+    struct coord_tiles *t = &job->tiles;
     if (t->gate_world == t->world && t->gate_shut == shut) return;
     t->gate_world = t->world;
     t->gate_shut = shut;
-    const struct cairn_round_event gate = { .kind = CAIRN_ROUND_GATE,
-                                            .world = t->world,
-                                            .shut = shut };
-    cairn_cluster_job_event(job, &gate);
+    const struct round_event gate = { .kind = CAIRN_ROUND_GATE, .world = t->world, .shut = shut };
+    coord_job_event(job, &gate);
 }
 
-static void answer(struct cairn_cluster_job *job)
+static void answer(struct coord_job *job)
 {
     Cairn__TilesSet set = CAIRN__TILES_SET__INIT;
     set.job = job->id;
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (!waits(m)) continue;
-        cairn_cluster_session_send(m->session, CAIRN_MSG_TILES_SET, m->tiles.request, &set.base);
+        coord_session_send(m->session, CAIRN_MSG_TILES_SET, m->tiles.request, &set.base);
         m->tiles.request = 0;
     }
 }
 
 /* Rounds may begin when all have declared and all shards know. */
-static void settle(struct cairn_cluster_job *job)
+static void settle(struct coord_job *job)
 {
-    const struct cairn_cluster_tiles *t = &job->tiles;
+    const struct coord_tiles *t = &job->tiles;
     bool known = t->world == 0 || t->covered, all_declared = true;
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (!is_worker(m) || !t->telling) continue;
         if (list_of(m) == NULL)
             all_declared = false;
@@ -440,7 +431,7 @@ static void settle(struct cairn_cluster_job *job)
     if (known) answer(job);
 }
 
-void cairn_cluster_tiles_advance(struct cairn_cluster_job *job)
+void coord_tiles_advance(struct coord_job *job)
 {
     if (is_halted(job)) return;
     if (job->rounds.in_event) {
@@ -459,13 +450,12 @@ void cairn_cluster_tiles_advance(struct cairn_cluster_job *job)
 
 #define NAMES_MAX 5 /* in a sentence */
 
-static cairn_status judge(const struct cairn_cluster_member *member, uint32_t world, uint64_t bytes,
+static cairn_status judge(const struct coord_member *member, uint32_t world, uint64_t bytes,
                           struct cairn_sentence *why)
 {
-    const struct cairn_cluster_options *options = member->session->cluster->options;
+    const struct coord_options *options = member->session->cluster->options;
     uint32_t arriving = 0;
-    for (const struct cairn_cluster_member *m = member->session->members; m != NULL;
-         m = m->next_of_session)
+    for (const struct coord_member *m = member->session->members; m != NULL; m = m->next_of_session)
         arriving += m != member && m->tiles.arriving;
     if (arriving >= CAIRN_SESSION_PAGED_MAX)
         return cairn_fail(why, CAIRN_ERR_BUSY, "too many lists of tiles arrive on this connection");
@@ -483,11 +473,11 @@ static cairn_status judge(const struct cairn_cluster_member *member, uint32_t wo
     return CAIRN_OK;
 }
 
-static void take(struct cairn_cluster_member *member)
+static void take(struct coord_member *member)
 {
     struct cairn_tiles tiles = { 0 };
     struct cairn_sentence why = { "" };
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     member->tiles.arriving = false;
     cairn_status status = cairn_tiles_unpack(
         member->tiles.pages.bytes, member->tiles.pages.have_bytes, &job->spec, &tiles, &why);
@@ -495,16 +485,16 @@ static void take(struct cairn_cluster_member *member)
     cairn_tiles_release(&tiles);
     cairn_paged_release(&member->tiles.pages);
     if (status != CAIRN_OK) tiles_fail(member, status, why.text);
-    cairn_cluster_tiles_advance(job);
+    coord_tiles_advance(job);
 }
 
-void cairn_cluster_tiles_declare(struct cairn_cluster_member *member, uint32_t request,
-                                 const Cairn__TilesDeclare *message)
+void coord_tiles_declare(struct coord_member *member, uint32_t request,
+                         const Cairn__TilesDeclare *message)
 {
     struct cairn_sentence why;
     cairn_status status = judge(member, message->world, message->tiles_bytes, &why);
     if (status != CAIRN_OK) {
-        cairn_cluster_session_error(member->session, request, status, why.text);
+        coord_session_error(member->session, request, status, why.text);
         return;
     }
     cairn_paged_release(&member->tiles.pages);
@@ -520,10 +510,9 @@ void cairn_cluster_tiles_declare(struct cairn_cluster_member *member, uint32_t r
     }
 }
 
-void cairn_cluster_tiles_page(struct cairn_cluster_session *session, uint32_t request,
-                              const Cairn__Page *page)
+void coord_tiles_page(struct coord_session *session, uint32_t request, const Cairn__Page *page)
 {
-    struct cairn_cluster_member *member = session->members;
+    struct coord_member *member = session->members;
     while (member != NULL && (!member->tiles.arriving || member->tiles.request != request))
         member = member->next_of_session;
     if (member == NULL) return; // of a declaration that was refused
@@ -536,16 +525,16 @@ void cairn_cluster_tiles_page(struct cairn_cluster_session *session, uint32_t re
     if (cairn_paged_whole(&member->tiles.pages)) take(member);
 }
 
-void cairn_cluster_tiles_begins(struct cairn_cluster_member *member)
+void coord_tiles_begins(struct coord_member *member)
 {
-    struct cairn_cluster_job *job = member->job;
+    struct coord_job *job = member->job;
     if (job->tiles.world == 0 || member->tiles.declared) return;
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->tiles.declared || m->tiles.request != 0) return;
     // Nobody is left of those who held parts: the job goes on with whole tensors.
     member->tiles.world = 0;
     tiles_clear(job, member);
-    cairn_cluster_tiles_advance(job);
+    coord_tiles_advance(job);
 }
 
 /* ---- whom it waits for ---- */
@@ -556,7 +545,7 @@ struct names {
     size_t count;
 };
 
-static void add_rank(struct names *names, const struct cairn_cluster_member *m, uint32_t rank,
+static void add_rank(struct names *names, const struct coord_member *m, uint32_t rank,
                      const char *what)
 {
     if (names->count++ >= NAMES_MAX) return;
@@ -566,10 +555,10 @@ static void add_rank(struct names *names, const struct cairn_cluster_member *m, 
 }
 
 /* Attached workers of the ranks below the world; NULL: no memory. */
-static const struct cairn_cluster_member **by_rank(const struct cairn_cluster_job *job)
+static const struct coord_member **by_rank(const struct coord_job *job)
 {
-    const struct cairn_cluster_member **list = calloc(job->tiles.world, sizeof *list);
-    for (const struct cairn_cluster_member *m = job->members.list; list != NULL && m != NULL;
+    const struct coord_member **list = calloc(job->tiles.world, sizeof *list);
+    for (const struct coord_member *m = job->members.list; list != NULL && m != NULL;
          m = m->next_of_job)
         if (m->phase == CAIRN_MEMBER_ATTACHED && m->role == CAIRN_ROLE_WIRE_WORKER &&
             m->rank < job->tiles.world)
@@ -577,9 +566,9 @@ static const struct cairn_cluster_member **by_rank(const struct cairn_cluster_jo
     return list;
 }
 
-static void add_ranks(const struct cairn_cluster_job *job, struct names *names)
+static void add_ranks(const struct coord_job *job, struct names *names)
 {
-    const struct cairn_cluster_member **members = by_rank(job);
+    const struct coord_member **members = by_rank(job);
     for (uint32_t r = 0; members != NULL && r < job->tiles.world; r++) {
         if (members[r] == NULL)
             add_rank(names, NULL, r, "not attached");
@@ -587,13 +576,13 @@ static void add_ranks(const struct cairn_cluster_job *job, struct names *names)
             add_rank(names, members[r], r, "has not declared its tiles");
     }
     free(members);
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->phase == CAIRN_MEMBER_ATTACHED && m->role == CAIRN_ROLE_WIRE_WORKER &&
             m->rank >= job->tiles.world)
             add_rank(names, m, m->rank, "is not one of the ranks whose tiles are declared");
 }
 
-bool cairn_cluster_tiles_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+bool coord_tiles_waiting(const struct coord_job *job, struct cairn_sentence *out)
 {
     struct names names = { out, 0 };
     out->text[0] = '\0';
@@ -604,9 +593,9 @@ bool cairn_cluster_tiles_waiting(const struct cairn_cluster_job *job, struct cai
     return out->text[0] != '\0';
 }
 
-bool cairn_cluster_tiles_all_put(const struct cairn_cluster_job *job)
+bool coord_tiles_all_put(const struct coord_job *job)
 {
-    const struct cairn_cluster_member **members = by_rank(job);
+    const struct coord_member **members = by_rank(job);
     bool all = members != NULL;
     for (uint32_t r = 0; all && r < job->tiles.world; r++)
         all = members[r] != NULL && members[r]->init.request != 0;

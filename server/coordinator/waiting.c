@@ -17,11 +17,10 @@
 
 /* ---- pauses ---- */
 
-void cairn_cluster_member_pause(struct cairn_cluster_member *member, uint32_t request,
-                                const Cairn__Pause *pause)
+void coord_member_pause(struct coord_member *member, uint32_t request, const Cairn__Pause *pause)
 {
-    struct cairn_cluster_job *job = member->job;
-    struct cairn_cluster_session *session = member->session;
+    struct coord_job *job = member->job;
+    struct coord_session *session = member->session;
     const uint32_t ms = pause->at_most_ms;
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
@@ -31,58 +30,56 @@ void cairn_cluster_member_pause(struct cairn_cluster_member *member, uint32_t re
         status = cairn_text_check("what a pause is for", pause->what, CAIRN_MEMBER_PAUSE_BYTES - 1,
                                   &why);
     if (status != CAIRN_OK) {
-        cairn_cluster_session_error(session, request, status, why.text);
+        coord_session_error(session, request, status, why.text);
         return;
     }
-    member->pause.ends_ms = ms > 0 ? cairn_cluster_now_ms(job->cluster) + ms : 0;
+    member->pause.ends_ms = ms > 0 ? coord_now_ms(job->cluster) + ms : 0;
     strncpy(member->pause.what, pause->what, sizeof member->pause.what - 1);
-    const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_PAUSE,
-                                             .member = member->id,
-                                             .wait_ms = ms };
-    cairn_cluster_session_done(session, request);
-    cairn_cluster_job_event(job, &event);
+    const struct round_event event = { .kind = CAIRN_ROUND_WORKER_PAUSE,
+                                       .member = member->id,
+                                       .wait_ms = ms };
+    coord_session_done(session, request);
+    coord_job_event(job, &event);
 }
 
-void cairn_cluster_job_keep_pauses(struct cairn_cluster_job *job)
+void coord_job_keep_pauses(struct coord_job *job)
 {
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (m->pause.ends_ms <= job->members.pause.ends_ms) continue;
         job->members.pause.ends_ms = m->pause.ends_ms;
         memcpy(job->members.pause.what, m->pause.what, sizeof job->members.pause.what);
     }
 }
 
-static uint64_t until_ms(const struct cairn_cluster *cluster, uint64_t ends_ms)
+static uint64_t until_ms(const struct coord *cluster, uint64_t ends_ms)
 {
-    const uint64_t now_ms = cairn_cluster_now_ms(cluster);
+    const uint64_t now_ms = coord_now_ms(cluster);
     return ends_ms > now_ms ? ends_ms - now_ms : 0;
 }
 
-static uint64_t left_ms(const struct cairn_cluster_member *member)
+static uint64_t left_ms(const struct coord_member *member)
 {
     return until_ms(member->session->cluster, member->pause.ends_ms);
 }
 
 /* How long a worker that was put out for a restore may still take: while a worker is missing,
  * that may be the one. */
-static uint64_t absent_left_ms(const struct cairn_cluster_job *job)
+static uint64_t absent_left_ms(const struct coord_job *job)
 {
-    const bool is_missing = job->core != NULL && !cairn_cluster_job_dead(job) &&
-                            cairn_round_worker_count(job->core) < job->spec.workers_min;
+    const bool is_missing = job->core != NULL && !coord_job_dead(job) &&
+                            round_worker_count(job->core) < job->spec.workers_min;
     return is_missing ? until_ms(job->cluster, job->members.pause.ends_ms) : 0;
 }
 
 /* Before the first round it is not asked whom each step of it waits for. */
-uint64_t cairn_cluster_job_paused_ms(const struct cairn_cluster_job *job)
+uint64_t coord_job_paused_ms(const struct coord_job *job)
 {
     struct cairn_sentence text;
     uint64_t most_ms = 0;
-    if (job->core == NULL || cairn_cluster_job_dead(job) || !cairn_cluster_job_shards_up(job))
-        return 0;
+    if (job->core == NULL || coord_job_dead(job) || !coord_job_shards_up(job)) return 0;
     if (absent_left_ms(job) > 0) return absent_left_ms(job);
-    if (job->initialized && !cairn_cluster_tiles_waiting(job, &text))
-        return cairn_round_paused_ms(job->core);
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    if (job->initialized && !coord_tiles_waiting(job, &text)) return round_paused_ms(job->core);
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (left_ms(m) > most_ms) most_ms = left_ms(m);
     return most_ms;
 }
@@ -92,12 +89,12 @@ static uint64_t least(uint64_t left, uint64_t right)
     return left < right ? left : right;
 }
 
-uint64_t cairn_cluster_job_still_ms(const struct cairn_cluster_job *job)
+uint64_t coord_job_still_ms(const struct coord_job *job)
 {
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    const uint64_t now_ms = coord_now_ms(job->cluster);
     uint64_t still_ms = 0; // since the first of the workers that are there
-    if (job->core == NULL || job->park.shut || cairn_cluster_job_paused_ms(job) > 0) return 0;
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    if (job->core == NULL || job->park.shut || coord_job_paused_ms(job) > 0) return 0;
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED &&
             now_ms - m->attached_ms > still_ms)
             still_ms = now_ms - m->attached_ms;
@@ -106,10 +103,10 @@ uint64_t cairn_cluster_job_still_ms(const struct cairn_cluster_job *job)
     return still_ms;
 }
 
-bool cairn_cluster_job_waits_for_silent(const struct cairn_cluster_job *job)
+bool coord_job_waits_for_silent(const struct coord_job *job)
 {
-    return job->core != NULL && !cairn_cluster_job_dead(job) && job->initialized &&
-           cairn_cluster_job_shards_up(job) && cairn_round_waits_for_silent(job->core);
+    return job->core != NULL && !coord_job_dead(job) && job->initialized &&
+           coord_job_shards_up(job) && round_waits_for_silent(job->core);
 }
 
 /* ---- for whom it waits ---- */
@@ -118,13 +115,13 @@ bool cairn_cluster_job_waits_for_silent(const struct cairn_cluster_job *job)
 static bool add_name(const void *context, bool is_shard, uint32_t number,
                      struct cairn_sentence *out)
 {
-    const struct cairn_cluster_job *job = context;
-    const struct cairn_cluster_member *worker = NULL;
+    const struct coord_job *job = context;
+    const struct coord_member *worker = NULL;
     if (is_shard) {
         cairn_sentence_add(out, "shard %s", job->shards[number].seat->name);
         return true;
     }
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == number) worker = m;
     if (worker == NULL) return false;
     cairn_sentence_add(out, "worker %s of rank %" PRIu32, worker->session->name, number);
@@ -135,14 +132,13 @@ static bool add_name(const void *context, bool is_shard, uint32_t number,
 }
 
 /* Says what the job waits for when a shard came back without its part. */
-static void say_part(const struct cairn_cluster_job *job, uint32_t shard,
-                     struct cairn_sentence *out)
+static void say_part(const struct coord_job *job, uint32_t shard, struct cairn_sentence *out)
 {
-    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
-    const char *sitter = cairn_peer_name(seat->session->peer);
+    const struct coord_seat *seat = job->shards[shard].seat;
+    const char *sitter = peer_name(seat->session->peer);
     cairn_sentence_set(out, "the part of shard %s: the one at %s came without it", seat->name,
                        sitter);
-    if (!cairn_cluster_seat_claimed(job->cluster, seat)) return;
+    if (!coord_seat_claimed(job->cluster, seat)) return;
     cairn_sentence_add(
         out,
         ", and holds parts of other jobs; the one at %s has it and waits for the name: end the one "
@@ -150,27 +146,26 @@ static void say_part(const struct cairn_cluster_job *job, uint32_t shard,
         seat->claimant, sitter);
 }
 
-void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+void coord_job_waiting(const struct coord_job *job, struct cairn_sentence *out)
 {
-    const struct cairn_round_names names = { add_name, job };
+    const struct round_names names = { add_name, job };
     out->text[0] = '\0';
     if (job->state == CAIRN_CLUSTER_JOB_LOST) {
         cairn_sentence_set(out, "job %s, which is %s", job->spec.name, job->loss.why.text);
         return;
     }
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_cluster_job_shard *s = &job->shards[i];
-        if (cairn_cluster_seat_obeys(s->seat) && s->missed_ms == 0) continue;
-        if (!cairn_cluster_seat_obeys(s->seat))
+        const struct coord_job_shard *s = &job->shards[i];
+        if (coord_seat_obeys(s->seat) && s->missed_ms == 0) continue;
+        if (!coord_seat_obeys(s->seat))
             cairn_sentence_set(out, "shard %s (%s)", s->seat->name,
-                               s->seat->session == NULL
-                                   ? "it is away"
-                                   : cairn_cluster_seat_standing_text(s->seat));
+                               s->seat->session == NULL ? "it is away"
+                                                        : coord_seat_standing_text(s->seat));
         else
             say_part(job, i, out);
         return;
     }
-    const bool saving = cairn_cluster_saving(job);
+    const bool saving = coord_saving(job);
     const bool making = job->extension.making;
     if (saving && (job->state == CAIRN_CLUSTER_JOB_CREATING || making || job->init.seal_running)) {
         cairn_sentence_set(out, "the store's disk");
@@ -186,7 +181,7 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
     } else if (job->park.shut && job->park.settled) {
         cairn_sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
                            job->spec.name);
-    } else if (cairn_cluster_tiles_waiting(job, out)) {
+    } else if (coord_tiles_waiting(job, out)) {
         // it says whom
     } else if (!job->initialized) {
         cairn_sentence_set(out, cairn_spec_initializes_itself(&job->spec)
@@ -195,8 +190,8 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
     } else if (job->rounds.persist_waits) {
         cairn_sentence_set(out, "the store's disk");
     } else {
-        cairn_round_waiting(job->core, &names, out);
-        cairn_cluster_halts_add_lost(job, out);
+        round_waiting(job->core, &names, out);
+        coord_halts_add_lost(job, out);
         if (out->text[0] != '\0' && absent_left_ms(job) > 0)
             cairn_sentence_add(out,
                                ", of whom one was %s when the job was restored, for %" PRIu64
@@ -209,32 +204,31 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
 /* ==== unheard ==== */
 
 /* The place of that name in the list; its count: it is not in it. NULL is an empty list. */
-static size_t find(const struct cairn_cluster_unheard *unheard, const char *name)
+static size_t find(const struct coord_unheard *unheard, const char *name)
 {
     size_t i = 0;
     while (unheard != NULL && i < unheard->count && strcmp(unheard->list[i].name, name) != 0) i++;
     return i;
 }
 
-static bool has(const struct cairn_cluster_unheard *unheard, const char *name)
+static bool has(const struct coord_unheard *unheard, const char *name)
 {
     return unheard != NULL && find(unheard, name) < unheard->count;
 }
 
 /* NULL: the shard is away. Then it is known that nothing comes from it, and nobody need say so. */
-static const struct cairn_cluster_session *session_of(const struct cairn_cluster *cluster,
-                                                      const char *name)
+static const struct coord_session *session_of(const struct coord *cluster, const char *name)
 {
-    const struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, name);
+    const struct coord_seat *seat = coord_seat_find(cluster, name);
     return seat != NULL ? seat->session : NULL;
 }
 
 /* NULL: there is none of them to be named. */
-static struct cairn_cluster_unheard *make(const struct cairn_cluster_session *session,
-                                          char *const *names, size_t count)
+static struct coord_unheard *make(const struct coord_session *session, char *const *names,
+                                  size_t count)
 {
-    const struct cairn_cluster_unheard *was = session->unheard;
-    struct cairn_cluster_unheard *now = calloc(1, sizeof *now);
+    const struct coord_unheard *was = session->unheard;
+    struct coord_unheard *now = calloc(1, sizeof *now);
     size_t length = 0;
     for (size_t i = 0; now != NULL && i < count && now->count < CAIRN_CLUSTER_UNHEARD_MAX; i++) {
         if (session_of(session->cluster, names[i]) == NULL || has(now, names[i])) continue;
@@ -254,28 +248,26 @@ static struct cairn_cluster_unheard *make(const struct cairn_cluster_session *se
 }
 
 /* The other end says the same: it has been said. */
-static bool is_said(const struct cairn_cluster_session *session, const char *name)
+static bool is_said(const struct coord_session *session, const char *name)
 {
-    const struct cairn_cluster_session *other = session_of(session->cluster, name);
+    const struct coord_session *other = session_of(session->cluster, name);
     return session->role == CAIRN_ROLE_WIRE_SHARD && other != NULL &&
            has(other->unheard, session->name);
 }
 
-static void note(const struct cairn_cluster_session *session, enum cairn_event_kind kind,
-                 const char *text)
+static void note(const struct coord_session *session, enum cairn_event_kind kind, const char *text)
 {
     char who[CAIRN_NAME_MAX + 16];
     const char *job = session->member_count == 1 ? session->members->job_name : NULL;
     snprintf(who, sizeof who, "%s %s", cairn_role_name(session->role), session->name);
-    cairn_cluster_event_note(session->cluster, kind, job, who, "%s", text);
+    coord_event_note(session->cluster, kind, job, who, "%s", text);
 }
 
 /* Names the shards of `list` that `other` does not have, without those that have reported the
  * same of this session, and the earliest time since when: one sentence and one event, however
  * many shards a cut of the network is between. False: there are none. */
-static bool name_changed(const struct cairn_cluster_session *session,
-                         const struct cairn_cluster_unheard *list,
-                         const struct cairn_cluster_unheard *other, struct cairn_sentence *out,
+static bool name_changed(const struct coord_session *session, const struct coord_unheard *list,
+                         const struct coord_unheard *other, struct cairn_sentence *out,
                          uint64_t *since_ms_out)
 {
     size_t named = 0;
@@ -292,8 +284,7 @@ static bool name_changed(const struct cairn_cluster_session *session,
     return named > 0;
 }
 
-static void note_begun(const struct cairn_cluster_session *session,
-                       const struct cairn_cluster_unheard *was)
+static void note_begun(const struct coord_session *session, const struct coord_unheard *was)
 {
     struct cairn_sentence names, text;
     uint64_t since_ms;
@@ -306,8 +297,7 @@ static void note_begun(const struct cairn_cluster_session *session,
     note(session, CAIRN_EVENT_PATH_CUT, text.text);
 }
 
-static void note_ended(const struct cairn_cluster_session *session,
-                       const struct cairn_cluster_unheard *was)
+static void note_ended(const struct coord_session *session, const struct coord_unheard *was)
 {
     struct cairn_sentence names, text;
     uint64_t since_ms;
@@ -320,10 +310,9 @@ static void note_ended(const struct cairn_cluster_session *session,
     note(session, CAIRN_EVENT_PATH_WHOLE, text.text);
 }
 
-void cairn_cluster_unheard_told(struct cairn_cluster_session *session, char *const *names,
-                                size_t count)
+void coord_unheard_told(struct coord_session *session, char *const *names, size_t count)
 {
-    struct cairn_cluster_unheard *was = session->unheard;
+    struct coord_unheard *was = session->unheard;
     if (count == 0 && was == NULL) return;
     session->unheard = make(session, names, count);
     note_begun(session, was);
@@ -331,21 +320,20 @@ void cairn_cluster_unheard_told(struct cairn_cluster_session *session, char *con
     free(was);
 }
 
-const char *cairn_cluster_unheard_text(const struct cairn_cluster_session *session)
+const char *coord_unheard_text(const struct coord_session *session)
 {
     return session->unheard != NULL ? session->unheard->text : "";
 }
 
-static void add(const struct cairn_cluster_job *job, const struct cairn_cluster_session *session,
+static void add(const struct coord_job *job, const struct coord_session *session,
                 struct cairn_sentence *out)
 {
-    const struct cairn_cluster_unheard *unheard = session != NULL ? session->unheard : NULL;
+    const struct coord_unheard *unheard = session != NULL ? session->unheard : NULL;
     size_t named = 0;
     for (size_t i = 0; unheard != NULL && i < unheard->count; i++) {
         const char *name = unheard->list[i].name;
-        const struct cairn_cluster_seat *seat = cairn_cluster_seat_find(job->cluster, name);
-        if (seat == NULL || seat->session == NULL || !cairn_cluster_job_has_seat(job, seat))
-            continue;
+        const struct coord_seat *seat = coord_seat_find(job->cluster, name);
+        if (seat == NULL || seat->session == NULL || !coord_job_has_seat(job, seat)) continue;
         if (named++ > 0)
             cairn_sentence_add(out, ", %s", name);
         else
@@ -355,10 +343,10 @@ static void add(const struct cairn_cluster_job *job, const struct cairn_cluster_
     }
 }
 
-void cairn_cluster_unheard_of_job(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+void coord_unheard_of_job(const struct coord_job *job, struct cairn_sentence *out)
 {
     out->text[0] = '\0';
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         add(job, m->session, out);
     CAIRN_EACH_SHARD (job, i) add(job, job->shards[i].seat->session, out);
 }
@@ -389,28 +377,27 @@ static const char *const flight_signs[CAIRN_TIMES_PHASES] = {
 /* ---- the last steps ---- */
 
 /* The phase is gone through for each micro-batch. */
-static bool is_by_micro(enum cairn_phase phase)
+static bool is_by_micro(enum phase phase)
 {
     return phase == CAIRN_PHASE_COMPUTE || phase == CAIRN_PHASE_PUSH;
 }
 
 /* The time that a phase takes in a whole step, if one pass of it takes `us`. */
-static uint64_t in_step(const struct cairn_straggler_sample *sample, enum cairn_phase phase,
-                        uint32_t us)
+static uint64_t in_step(const struct straggler_sample *sample, enum phase phase, uint32_t us)
 {
     return is_by_micro(phase) ? (uint64_t)us * sample->micros : us;
 }
 
-static uint32_t sum_of(const struct cairn_straggler_sample *sample)
+static uint32_t sum_of(const struct straggler_sample *sample)
 {
     uint64_t sum = 0;
     for (size_t p = 0; p < CAIRN_TIMES_PHASES; p++)
-        sum += in_step(sample, (enum cairn_phase)p, sample->us[p]);
+        sum += in_step(sample, (enum phase)p, sample->us[p]);
     return sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX;
 }
 
 /* The middle of all that tell but one; phase CAIRN_TIMES_PHASES: of all phases together. */
-static uint32_t middle(const struct cairn_straggler_sample *samples, size_t count, size_t but,
+static uint32_t middle(const struct straggler_sample *samples, size_t count, size_t but,
                        size_t phase, uint32_t *scratch)
 {
     size_t others = 0;
@@ -418,12 +405,12 @@ static uint32_t middle(const struct cairn_straggler_sample *samples, size_t coun
         if (i == but || !samples[i].told) continue;
         scratch[others++] = phase < CAIRN_TIMES_PHASES ? samples[i].us[phase] : sum_of(&samples[i]);
     }
-    return others > 0 ? cairn_times_median(scratch, others) : UINT32_MAX;
+    return others > 0 ? times_median(scratch, others) : UINT32_MAX;
 }
 
 /* Who takes longest in a phase, if that is clear; false: it is not. */
-static bool find_in(const struct cairn_straggler_sample *samples, size_t count,
-                    enum cairn_phase phase, uint32_t *scratch, struct cairn_straggler_found *out)
+static bool find_in(const struct straggler_sample *samples, size_t count, enum phase phase,
+                    uint32_t *scratch, struct straggler_found *out)
 {
     size_t most = count;
     for (size_t i = 0; i < count; i++) {
@@ -436,24 +423,24 @@ static bool find_in(const struct cairn_straggler_sample *samples, size_t count,
     const uint32_t us = samples[most].us[phase];
     if (us <= others_us || (uint64_t)us <= SLOWER_FACTOR * (uint64_t)others_us) return false;
     const uint64_t longer_us = in_step(&samples[most], phase, us - others_us);
-    *out = (struct cairn_straggler_found) { most, phase, us, others_us, longer_us };
+    *out = (struct straggler_found) { most, phase, us, others_us, longer_us };
     return longer_us > SLOWER_US && longer_us > step_us / 10;
 }
 
 /* A push waits for others, too: contributions are added by rank. Who holds them up waits less than they do
  * when it is over. */
-static bool find_in_push(const struct cairn_straggler_sample *samples, size_t count,
-                         uint32_t *scratch, struct cairn_straggler_found *out)
+static bool find_in_push(const struct straggler_sample *samples, size_t count, uint32_t *scratch,
+                         struct straggler_found *out)
 {
     if (!find_in(samples, count, CAIRN_PHASE_PUSH, scratch, out)) return false;
     const uint32_t others_us = middle(samples, count, out->index, CAIRN_PHASE_WAIT, scratch);
     return 2 * (uint64_t)samples[out->index].us[CAIRN_PHASE_WAIT] < others_us;
 }
 
-bool cairn_straggler_find(const struct cairn_straggler_sample *samples, size_t count,
-                          uint32_t *scratch, struct cairn_straggler_found *out)
+bool straggler_find(const struct straggler_sample *samples, size_t count, uint32_t *scratch,
+                    struct straggler_found *out)
 {
-    struct cairn_straggler_found compute, fetch;
+    struct straggler_found compute, fetch;
     const bool in_compute = find_in(samples, count, CAIRN_PHASE_COMPUTE, scratch, &compute);
     const bool in_fetch = find_in(samples, count, CAIRN_PHASE_FETCH, scratch, &fetch);
     if (!in_compute && !in_fetch) return find_in_push(samples, count, scratch, out);
@@ -464,16 +451,16 @@ bool cairn_straggler_find(const struct cairn_straggler_sample *samples, size_t c
 
 /* ---- what is known of a job ---- */
 
-static bool is_worker(const struct cairn_cluster_member *m)
+static bool is_worker(const struct coord_member *m)
 {
     return m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED;
 }
 
 /* The workers of a job that are judged, each with its times. */
 struct sampled {
-    const struct cairn_cluster_member **members; /* [count] */
-    struct cairn_straggler_sample *samples;      /* [count] */
-    uint32_t *scratch;                           /* [count] */
+    const struct coord_member **members; /* [count] */
+    struct straggler_sample *samples;    /* [count] */
+    uint32_t *scratch;                   /* [count] */
     size_t count;
 };
 
@@ -485,18 +472,18 @@ static void sampled_release(struct sampled *all)
 }
 
 /* False: no memory; release it in any case. */
-static bool sample(const struct cairn_cluster_job *job, struct sampled *all)
+static bool sample(const struct coord_job *job, struct sampled *all)
 {
     const size_t most = (size_t)job->members.count + 1;
     *all = (struct sampled) { calloc(most, sizeof *all->members),
                               calloc(most, sizeof *all->samples),
                               calloc(most, sizeof *all->scratch), 0 };
     if (all->members == NULL || all->samples == NULL || all->scratch == NULL) return false;
-    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (!is_worker(m)) continue;
-        struct cairn_straggler_sample *of = &all->samples[all->count];
+        struct straggler_sample *of = &all->samples[all->count];
         of->micros = m->times.micros > 0 ? m->times.micros : 1;
-        of->told = cairn_step_ring_recent(&m->times, CAIRN_STRAGGLER_STEPS, of->us);
+        of->told = step_ring_recent(&m->times, CAIRN_STRAGGLER_STEPS, of->us);
         all->members[all->count++] = m;
     }
     return true;
@@ -504,11 +491,11 @@ static bool sample(const struct cairn_cluster_job *job, struct sampled *all)
 
 /* ---- the open round ---- */
 
-void cairn_cluster_straggler_opened(struct cairn_cluster_job *job, uint64_t round, bool write)
+void coord_straggler_opened(struct coord_job *job, uint64_t round, bool write)
 {
-    struct cairn_cluster_straggler *s = &job->straggler;
+    struct coord_straggler *s = &job->straggler;
     s->round = write ? 0 : round;
-    s->opened_ms = cairn_cluster_now_ms(job->cluster);
+    s->opened_ms = coord_now_ms(job->cluster);
     s->asked_ms = 0;
     s->answered = true;
     s->lack_count = 0;
@@ -516,25 +503,24 @@ void cairn_cluster_straggler_opened(struct cairn_cluster_job *job, uint64_t roun
 
 /* The index of the member's lack; lack_count if no shard said that it lacks something of the
  * member. */
-static uint32_t find_lack(const struct cairn_cluster_straggler *s, uint64_t member)
+static uint32_t find_lack(const struct coord_straggler *s, uint64_t member)
 {
     uint32_t i = 0;
     while (i < s->lack_count && s->lacks[i].member != member) i++;
     return i;
 }
 
-static void note_lack(struct cairn_cluster_straggler *s, uint64_t member, bool begun)
+static void note_lack(struct coord_straggler *s, uint64_t member, bool begun)
 {
     const uint32_t at = find_lack(s, member);
     if (at == CAIRN_STRAGGLER_LACKS) return;
-    if (at == s->lack_count)
-        s->lacks[s->lack_count++] = (struct cairn_straggler_lack) { member, false };
+    if (at == s->lack_count) s->lacks[s->lack_count++] = (struct straggler_lack) { member, false };
     s->lacks[at].begun |= begun;
 }
 
-void cairn_cluster_straggler_lacks(struct cairn_cluster_job *job, const Cairn__Lacks *lacks)
+void coord_straggler_lacks(struct coord_job *job, const Cairn__Lacks *lacks)
 {
-    struct cairn_cluster_straggler *s = &job->straggler;
+    struct coord_straggler *s = &job->straggler;
     if (lacks->round != s->round) return;
     if (!s->answered) s->lack_count = 0;
     s->answered = true;
@@ -545,10 +531,10 @@ void cairn_cluster_straggler_lacks(struct cairn_cluster_job *job, const Cairn__L
 
 /* So that it is known whether something of those who are late is on its way, and of whom, where all have
  * committed, it is not there. */
-static void ask_shards(struct cairn_cluster_job *job)
+static void ask_shards(struct coord_job *job)
 {
-    struct cairn_cluster_straggler *s = &job->straggler;
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    struct coord_straggler *s = &job->straggler;
+    const uint64_t now_ms = coord_now_ms(job->cluster);
     if (s->asked_ms != 0 && now_ms - s->asked_ms < ASK_MS) return;
     s->asked_ms = now_ms;
     s->answered = false; // until then the last answers count
@@ -556,10 +542,10 @@ static void ask_shards(struct cairn_cluster_job *job)
     get.job = job->id;
     get.epoch = cairn_round_epoch(job->core);
     get.round = s->round;
-    cairn_cluster_job_send_all(job, CAIRN_MSG_LACKS_GET, &get.base);
+    coord_job_send_all(job, CAIRN_MSG_LACKS_GET, &get.base);
 }
 
-static bool has_committed(const struct cairn_cluster_member *m, uint64_t round)
+static bool has_committed(const struct coord_member *m, uint64_t round)
 {
     for (uint32_t i = 0; i < m->commits.count; i++)
         if (m->commits.list[i].round == round) return true;
@@ -567,23 +553,23 @@ static bool has_committed(const struct cairn_cluster_member *m, uint64_t round)
 }
 
 /* The round waits for it, and it has not said that it is at work on something else. */
-static bool is_late(const struct cairn_cluster_job *job, const struct cairn_cluster_member *m)
+static bool is_late(const struct coord_job *job, const struct coord_member *m)
 {
-    const struct cairn_cluster_straggler *s = &job->straggler;
-    if (m->pause.ends_ms > cairn_cluster_now_ms(job->cluster)) return false;
+    const struct coord_straggler *s = &job->straggler;
+    if (m->pause.ends_ms > coord_now_ms(job->cluster)) return false;
     if (has_committed(m, s->round) && find_lack(s, m->id) == s->lack_count) return false;
-    return cairn_round_contributes(job->core, m->id);
+    return round_contributes(job->core, m->id);
 }
 
 /* True if the worker said that something of its own is on its way: it can do nothing before that
  * has come. */
-static bool flies(const struct cairn_cluster_member *m, enum cairn_phase *phase_out)
+static bool flies(const struct coord_member *m, enum phase *phase_out)
 {
     *phase_out = (m->in_flight & CAIRN_FLIES_FETCH) != 0 ? CAIRN_PHASE_FETCH : CAIRN_PHASE_PUSH;
     return m->in_flight != 0;
 }
 
-static void find_phase(struct cairn_cluster_straggler *s, const struct cairn_cluster_member *m)
+static void find_phase(struct coord_straggler *s, const struct coord_member *m)
 {
     const uint32_t lack = find_lack(s, m->id);
     s->flies = false;
@@ -595,11 +581,11 @@ static void find_phase(struct cairn_cluster_straggler *s, const struct cairn_clu
 
 /* Finds the workers for which the open round waits. False also if they are more than half of its
  * workers: then none of them is the straggler. */
-static bool judge_open(struct cairn_cluster_job *job, struct sampled *all)
+static bool judge_open(struct coord_job *job, struct sampled *all)
 {
-    struct cairn_cluster_straggler *s = &job->straggler;
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
-    const bool open = cairn_round_stage_of(job->core) == CAIRN_ROUND_OPEN;
+    struct coord_straggler *s = &job->straggler;
+    const uint64_t now_ms = coord_now_ms(job->cluster);
+    const bool open = round_stage_of(job->core) == CAIRN_ROUND_OPEN;
     if (s->round == 0 || !open || now_ms - s->opened_ms < OPEN_MS) return false;
     const uint64_t waited_ms = now_ms - s->opened_ms;
     size_t late = 0, first = all->count;
@@ -624,11 +610,11 @@ static bool judge_open(struct cairn_cluster_job *job, struct sampled *all)
     return true;
 }
 
-static bool judge_steps(struct cairn_cluster_job *job, struct sampled *all)
+static bool judge_steps(struct coord_job *job, struct sampled *all)
 {
-    struct cairn_cluster_straggler *s = &job->straggler;
-    struct cairn_straggler_found found;
-    if (!cairn_straggler_find(all->samples, all->count, all->scratch, &found)) return false;
+    struct coord_straggler *s = &job->straggler;
+    struct straggler_found found;
+    if (!straggler_find(all->samples, all->count, all->scratch, &found)) return false;
     s->member = all->members[found.index]->id;
     s->phase = found.phase;
     s->flies = false;
@@ -641,7 +627,7 @@ static bool judge_steps(struct cairn_cluster_job *job, struct sampled *all)
 
 /* ---- what is said ---- */
 
-static void say(const struct cairn_cluster_straggler *s, const struct cairn_cluster_member *m,
+static void say(const struct coord_straggler *s, const struct coord_member *m,
                 struct cairn_sentence *out)
 {
     const char *phase = phase_names[s->phase];
@@ -666,11 +652,11 @@ static void say(const struct cairn_cluster_straggler *s, const struct cairn_clus
     if (s->phase != CAIRN_PHASE_COMPUTE) cairn_sentence_add(out, ": " LOOK);
 }
 
-static void tell_log(struct cairn_cluster_job *job)
+static void tell_log(struct coord_job *job)
 {
-    struct cairn_cluster_straggler *s = &job->straggler;
-    const struct cairn_cluster_member *m = cairn_cluster_job_member(job, s->member);
-    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    struct coord_straggler *s = &job->straggler;
+    const struct coord_member *m = coord_job_member(job, s->member);
+    const uint64_t now_ms = coord_now_ms(job->cluster);
     const bool same = s->said_member == s->member && s->said_phase == s->phase;
     struct cairn_sentence text;
     if (m == NULL) return;
@@ -682,20 +668,20 @@ static void tell_log(struct cairn_cluster_job *job)
     cairn_log_warn("job %s is held up by %s", job->spec.name, text.text);
 }
 
-void cairn_cluster_straggler_tick(struct cairn_cluster_job *job)
+void coord_straggler_tick(struct coord_job *job)
 {
     struct sampled all;
     job->straggler.member = 0;
-    if (job->core == NULL || cairn_cluster_job_dead(job) || job->members.count < 2) return;
+    if (job->core == NULL || coord_job_dead(job) || job->members.count < 2) return;
     if (sample(job, &all) && (judge_open(job, &all) || judge_steps(job, &all))) tell_log(job);
     sampled_release(&all);
 }
 
-void cairn_cluster_straggler_show(const struct cairn_cluster_job *job,
-                                  struct cairn_straggler_view *view, Cairn__JobStatus *status)
+void coord_straggler_show(const struct coord_job *job, struct straggler_view *view,
+                          Cairn__JobStatus *status)
 {
-    const struct cairn_cluster_straggler *s = &job->straggler;
-    const struct cairn_cluster_member *m = job->members.list;
+    const struct coord_straggler *s = &job->straggler;
+    const struct coord_member *m = job->members.list;
     while (m != NULL && m->id != s->member) m = m->next_of_job;
     if (s->member == 0 || m == NULL) return;
     cairn__straggler__init(&view->told);

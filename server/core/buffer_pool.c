@@ -5,12 +5,12 @@
 
 #include "server/core/mutant.h"
 
-void cairn_buffer_pool_add(struct cairn_buffer_pool *pool, struct cairn_buffer_owner *owner)
+void buffer_pool_add(struct buffer_pool *pool, struct buffer_owner *owner)
 {
     for (uint32_t c = 0; c < owner->chunk_count; c++) owner->sums[c] = CAIRN_BUFFER_NONE;
     owner->waiting_end = &owner->waiting;
     if (pool->turn == NULL) pool->turn = owner;
-    struct cairn_buffer_owner *last = pool->turn;
+    struct buffer_owner *last = pool->turn;
     while (last->next != NULL && last->next != pool->turn) last = last->next;
     last->next = owner;
     owner->next = pool->turn;
@@ -18,22 +18,21 @@ void cairn_buffer_pool_add(struct cairn_buffer_pool *pool, struct cairn_buffer_o
 
 /* ---- a buffer's states ---- */
 
-static bool is_held(enum cairn_buffer_state state)
+static bool is_held(enum buffer_state state)
 {
     return state == CAIRN_BUFFER_SUMMING || state == CAIRN_BUFFER_SENDING;
 }
 
-static void set_state(struct cairn_buffer *buffer, enum cairn_buffer_state state)
+static void set_state(struct buffer *buffer, enum buffer_state state)
 {
-    struct cairn_buffer_owner *owner = buffer->owner;
+    struct buffer_owner *owner = buffer->owner;
     owner->held = owner->held - is_held(buffer->state) + is_held(state);
     owner->sending -= buffer->state == CAIRN_BUFFER_SENDING;
     owner->sending += state == CAIRN_BUFFER_SENDING;
     buffer->state = state;
 }
 
-uint32_t cairn_buffer_pool_final(struct cairn_buffer_pool *pool, struct cairn_buffer_owner *owner,
-                                 uint32_t chunk)
+uint32_t buffer_pool_final(struct buffer_pool *pool, struct buffer_owner *owner, uint32_t chunk)
 {
     const uint32_t number = owner->sums[chunk];
     assert(number != CAIRN_BUFFER_NONE);
@@ -42,31 +41,31 @@ uint32_t cairn_buffer_pool_final(struct cairn_buffer_pool *pool, struct cairn_bu
     return number;
 }
 
-void cairn_buffer_pool_end(struct cairn_buffer_pool *pool, uint32_t number)
+void buffer_pool_end(struct buffer_pool *pool, uint32_t number)
 {
-    struct cairn_buffer *buffer = &pool->buffers[number];
+    struct buffer *buffer = &pool->buffers[number];
     assert(is_held(buffer->state));
     const bool is_lent = buffer->on_loan > 0 && !MUTANT(56);
     set_state(buffer, is_lent ? CAIRN_BUFFER_ENDING : CAIRN_BUFFER_FREE);
 }
 
-void cairn_buffer_pool_end_sending(struct cairn_buffer_pool *pool, struct cairn_buffer_owner *owner)
+void buffer_pool_end_sending(struct buffer_pool *pool, struct buffer_owner *owner)
 {
     for (uint32_t i = 0; i < pool->touched; i++) {
-        const struct cairn_buffer *buffer = &pool->buffers[i];
+        const struct buffer *buffer = &pool->buffers[i];
         if (buffer->owner == owner && buffer->state == CAIRN_BUFFER_SENDING)
-            cairn_buffer_pool_end(pool, i);
+            buffer_pool_end(pool, i);
     }
 }
 
-void cairn_buffer_pool_loan(struct cairn_buffer_pool *pool, uint32_t number)
+void buffer_pool_loan(struct buffer_pool *pool, uint32_t number)
 {
     pool->buffers[number].on_loan++;
 }
 
-void cairn_buffer_pool_return(struct cairn_buffer_pool *pool, uint32_t number)
+void buffer_pool_return(struct buffer_pool *pool, uint32_t number)
 {
-    struct cairn_buffer *buffer = &pool->buffers[number];
+    struct buffer *buffer = &pool->buffers[number];
     assert(buffer->on_loan > 0);
     buffer->on_loan--;
     if (buffer->on_loan == 0 && buffer->state == CAIRN_BUFFER_ENDING)
@@ -76,7 +75,7 @@ void cairn_buffer_pool_return(struct cairn_buffer_pool *pool, uint32_t number)
 /* ---- claims ---- */
 
 /* An answer of the owner will free a buffer. */
-static bool may_wait(const struct cairn_buffer_pool *pool, const struct cairn_buffer_owner *owner)
+static bool may_wait(const struct buffer_pool *pool, const struct buffer_owner *owner)
 {
     bool is_sending = owner->sending > 0 || MUTANT(53);
     for (uint32_t i = 0; MUTANT(55) && i < pool->touched; i++)
@@ -85,7 +84,7 @@ static bool may_wait(const struct cairn_buffer_pool *pool, const struct cairn_bu
 }
 
 /* The lowest free one, or another if waiting could last for ever. */
-static uint32_t find_buffer(struct cairn_buffer_pool *pool, const struct cairn_buffer_owner *owner)
+static uint32_t find_buffer(struct buffer_pool *pool, const struct buffer_owner *owner)
 {
     if (owner->held >= owner->chunk_count && !MUTANT(54)) return CAIRN_BUFFER_NONE;
     for (uint32_t i = 0; i < pool->touched; i++)
@@ -96,9 +95,9 @@ static uint32_t find_buffer(struct cairn_buffer_pool *pool, const struct cairn_b
 }
 
 /* False: it has to wait for a buffer. */
-static bool find_place(struct cairn_buffer_pool *pool, struct cairn_buffer_claim *claim)
+static bool find_place(struct buffer_pool *pool, struct buffer_claim *claim)
 {
-    struct cairn_buffer_owner *owner = claim->owner;
+    struct buffer_owner *owner = claim->owner;
     if (claim->begins) {
         const uint32_t number = find_buffer(pool, owner);
         if (number == CAIRN_BUFFER_NONE) return false;
@@ -109,13 +108,13 @@ static bool find_place(struct cairn_buffer_pool *pool, struct cairn_buffer_claim
     }
     claim->buffer = owner->sums[claim->chunk];
     assert(claim->buffer != CAIRN_BUFFER_NONE);
-    cairn_buffer_pool_loan(pool, claim->buffer);
+    buffer_pool_loan(pool, claim->buffer);
     return true;
 }
 
-bool cairn_buffer_pool_claim(struct cairn_buffer_pool *pool, struct cairn_buffer_claim *claim)
+bool buffer_pool_claim(struct buffer_pool *pool, struct buffer_claim *claim)
 {
-    struct cairn_buffer_owner *owner = claim->owner;
+    struct buffer_owner *owner = claim->owner;
     claim->next = NULL;
     if ((owner->waiting == NULL || !claim->begins) && find_place(pool, claim)) return true;
     if (MUTANT(57)) owner->waiting_end = &owner->waiting;
@@ -125,10 +124,9 @@ bool cairn_buffer_pool_claim(struct cairn_buffer_pool *pool, struct cairn_buffer
 }
 
 /* Moves the oldest to the end of a list; returns the new end. */
-static struct cairn_buffer_claim **take_waiting(struct cairn_buffer_owner *owner,
-                                                struct cairn_buffer_claim **end)
+static struct buffer_claim **take_waiting(struct buffer_owner *owner, struct buffer_claim **end)
 {
-    struct cairn_buffer_claim *claim = owner->waiting;
+    struct buffer_claim *claim = owner->waiting;
     owner->waiting = claim->next;
     if (claim->next == NULL) owner->waiting_end = &owner->waiting;
     claim->next = NULL;
@@ -136,10 +134,10 @@ static struct cairn_buffer_claim **take_waiting(struct cairn_buffer_owner *owner
     return &claim->next;
 }
 
-struct cairn_buffer_claim *cairn_buffer_pool_advance(struct cairn_buffer_pool *pool)
+struct buffer_claim *buffer_pool_advance(struct buffer_pool *pool)
 {
-    struct cairn_buffer_claim *placed = NULL, **end = &placed;
-    struct cairn_buffer_owner *owner = pool->turn;
+    struct buffer_claim *placed = NULL, **end = &placed;
+    struct buffer_owner *owner = pool->turn;
     do {
         while (owner->waiting != NULL && find_place(pool, owner->waiting))
             end = take_waiting(owner, end);
@@ -149,16 +147,16 @@ struct cairn_buffer_claim *cairn_buffer_pool_advance(struct cairn_buffer_pool *p
     return placed;
 }
 
-struct cairn_buffer_claim *cairn_buffer_pool_void(struct cairn_buffer_pool *pool)
+struct buffer_claim *buffer_pool_void(struct buffer_pool *pool)
 {
     for (uint32_t i = 0; i < pool->touched; i++) {
-        const struct cairn_buffer *buffer = &pool->buffers[i];
+        const struct buffer *buffer = &pool->buffers[i];
         if (buffer->state != CAIRN_BUFFER_SUMMING) continue;
         buffer->owner->sums[buffer->chunk] = CAIRN_BUFFER_NONE;
-        cairn_buffer_pool_end(pool, i);
+        buffer_pool_end(pool, i);
     }
-    struct cairn_buffer_claim *dropped = NULL, **end = &dropped;
-    struct cairn_buffer_owner *owner = pool->turn;
+    struct buffer_claim *dropped = NULL, **end = &dropped;
+    struct buffer_owner *owner = pool->turn;
     do {
         while (owner->waiting != NULL) end = take_waiting(owner, end);
         owner = owner->next;
@@ -168,8 +166,8 @@ struct cairn_buffer_claim *cairn_buffer_pool_void(struct cairn_buffer_pool *pool
 
 /* ---- without room ---- */
 
-bool cairn_buffer_pool_is_stuck(const struct cairn_buffer_pool *pool,
-                                struct cairn_buffer_owner *owner, bool may_receive, uint64_t now_ms)
+bool buffer_pool_is_stuck(const struct buffer_pool *pool, struct buffer_owner *owner,
+                          bool may_receive, uint64_t now_ms)
 {
     const bool needs_room = owner->waiting != NULL && owner->sending == 0 && !may_receive;
     if (!needs_room && !MUTANT(58))

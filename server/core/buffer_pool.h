@@ -25,12 +25,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct cairn_buffer_owner;
-struct cairn_buffer_pool;
+struct buffer_owner;
+struct buffer_pool;
 
 enum { CAIRN_BUFFER_NONE = UINT32_MAX };
 
-enum cairn_buffer_state {
+enum buffer_state {
     CAIRN_BUFFER_FREE = 0,
     CAIRN_BUFFER_SUMMING, /* of owner->sums */
     CAIRN_BUFFER_SENDING, /* final: the owner has not folded it yet */
@@ -38,26 +38,26 @@ enum cairn_buffer_state {
 };
 
 /* Room for a chunk's sum. */
-struct cairn_buffer {
-    enum cairn_buffer_state state;
-    struct cairn_buffer_owner *owner; /* borrowed: whose sum is in it */
-    uint32_t chunk;                   /* the core's number */
-    uint32_t on_loan;                 /* who reads or writes its memory: sends, and a fold */
+struct buffer {
+    enum buffer_state state;
+    struct buffer_owner *owner; /* borrowed: whose sum is in it */
+    uint32_t chunk;             /* the core's number */
+    uint32_t on_loan;           /* who reads or writes its memory: sends, and a fold */
 };
 
 /* A fold that needs a buffer. */
-struct cairn_buffer_claim {
+struct buffer_claim {
     /* given */
-    struct cairn_buffer_owner *owner;
+    struct buffer_owner *owner;
     uint32_t chunk;
     bool begins; /* the chunk's sum; else it goes on with the sum of before */
 
-    uint32_t buffer;                 /* the buffer that it has on loan */
-    struct cairn_buffer_claim *next; /* while it waits, and in a list that is returned */
+    uint32_t buffer;           /* the buffer that it has on loan */
+    struct buffer_claim *next; /* while it waits, and in a list that is returned */
 };
 
 /* A shard to which the relay passes on. */
-struct cairn_buffer_owner {
+struct buffer_owner {
     /* given */
     /* [chunk_count] borrowed: the buffer of a chunk's sum; CAIRN_BUFFER_NONE: it has none */
     uint32_t *sums;
@@ -66,54 +66,51 @@ struct cairn_buffer_owner {
     uint32_t held;           /* buffers of it that are SUMMING or SENDING */
     uint32_t sending;        /* those that are SENDING */
     uint64_t stuck_since_ms; /* since then only room lets it go on; 0: something else may */
-    struct cairn_buffer_claim *waiting, **waiting_end; /* oldest first */
-    struct cairn_buffer_owner *next;                   /* the ring in which owners take turns */
+    struct buffer_claim *waiting, **waiting_end; /* oldest first */
+    struct buffer_owner *next;                   /* the ring in which owners take turns */
 };
 
 /* May the memory of buffer number pool->touched be used from now on? False: there is no room for it now. */
-typedef bool (*cairn_buffer_touch_fn)(struct cairn_buffer_pool *pool);
+typedef bool (*cairn_buffer_touch_fn)(struct buffer_pool *pool);
 
-struct cairn_buffer_pool {
+struct buffer_pool {
     /* given */
-    struct cairn_buffer *buffers; /* [count] borrowed: all FREE */
-    uint32_t count;               /* as many as the owners have chunks */
-    uint32_t wanted;              /* more are touched only for an owner of which none is SENDING */
-    uint64_t stuck_max_ms;        /* without room, before it is given up */
+    struct buffer *buffers; /* [count] borrowed: all FREE */
+    uint32_t count;         /* as many as the owners have chunks */
+    uint32_t wanted;        /* more are touched only for an owner of which none is SENDING */
+    uint64_t stuck_max_ms;  /* without room, before it is given up */
     cairn_buffer_touch_fn touch;
 
-    uint32_t touched;                /* the lowest so many were used */
-    struct cairn_buffer_owner *turn; /* the next owner to be offered a free buffer (round robin) */
+    uint32_t touched;          /* the lowest so many were used */
+    struct buffer_owner *turn; /* the next owner to be offered a free buffer (round robin) */
 };
 
 /* The owner, whose given fields are set and the rest zero, takes part. */
-void cairn_buffer_pool_add(struct cairn_buffer_pool *pool, struct cairn_buffer_owner *owner);
+void buffer_pool_add(struct buffer_pool *pool, struct buffer_owner *owner);
 
 /* True: the claim has its buffer, on loan. False: it waits, and is the pool's until _advance or _void returns
  * it. One that does not begin a sum never waits. */
-bool cairn_buffer_pool_claim(struct cairn_buffer_pool *pool, struct cairn_buffer_claim *claim);
+bool buffer_pool_claim(struct buffer_pool *pool, struct buffer_claim *claim);
 /* A buffer may be free now, or may be touched. Returns the claims that have their buffers now, linked by
  * `next`. */
-struct cairn_buffer_claim *cairn_buffer_pool_advance(struct cairn_buffer_pool *pool);
+struct buffer_claim *buffer_pool_advance(struct buffer_pool *pool);
 /* The round is void: gives up all sums and claims. Returns the claims that waited, linked by `next`. */
-struct cairn_buffer_claim *cairn_buffer_pool_void(struct cairn_buffer_pool *pool);
+struct buffer_claim *buffer_pool_void(struct buffer_pool *pool);
 
 /* The chunk's sum is final. Returns its buffer, which is SENDING now. */
-uint32_t cairn_buffer_pool_final(struct cairn_buffer_pool *pool, struct cairn_buffer_owner *owner,
-                                 uint32_t chunk);
+uint32_t buffer_pool_final(struct buffer_pool *pool, struct buffer_owner *owner, uint32_t chunk);
 /* Nobody needs the buffer's sum any more: the owner has folded it, or it cannot be sent. */
-void cairn_buffer_pool_end(struct cairn_buffer_pool *pool, uint32_t buffer);
+void buffer_pool_end(struct buffer_pool *pool, uint32_t buffer);
 /* The same of all buffers that are SENDING to the owner. */
-void cairn_buffer_pool_end_sending(struct cairn_buffer_pool *pool,
-                                   struct cairn_buffer_owner *owner);
+void buffer_pool_end_sending(struct buffer_pool *pool, struct buffer_owner *owner);
 /* A send begins to read the buffer's memory; a send or a fold of it ended. */
-void cairn_buffer_pool_loan(struct cairn_buffer_pool *pool, uint32_t buffer);
-void cairn_buffer_pool_return(struct cairn_buffer_pool *pool, uint32_t buffer);
+void buffer_pool_loan(struct buffer_pool *pool, uint32_t buffer);
+void buffer_pool_return(struct buffer_pool *pool, uint32_t buffer);
 
 /* True: the owner's claims have waited for stuck_max_ms for what only room would give. No answer of the owner
  * gives any, and its core takes no more contributions, which might complete a sum. Asked every now and
  * then: time counts from call to call. */
-bool cairn_buffer_pool_is_stuck(const struct cairn_buffer_pool *pool,
-                                struct cairn_buffer_owner *owner, bool may_receive,
-                                uint64_t now_ms);
+bool buffer_pool_is_stuck(const struct buffer_pool *pool, struct buffer_owner *owner,
+                          bool may_receive, uint64_t now_ms);
 
 #endif

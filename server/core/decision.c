@@ -28,21 +28,21 @@ static double get_f64(const uint8_t *in)
     return cairn_f64_of_bits(cairn_le_get(in, 8));
 }
 
-static void put_skips(uint8_t *out, const struct cairn_skips *skips)
+static void put_skips(uint8_t *out, const struct skips *skips)
 {
     cairn_le_put(out, skips->all, 8);
     cairn_le_put(out + 8, skips->revision, 8);
     cairn_le_put(out + 16, skips->in_row, 4);
 }
 
-static struct cairn_skips get_skips(const uint8_t *in)
+static struct skips get_skips(const uint8_t *in)
 {
-    return (struct cairn_skips) { .all = cairn_le_get(in, 8),
-                                  .revision = cairn_le_get(in + 8, 8),
-                                  .in_row = (uint32_t)cairn_le_get(in + 16, 4) };
+    return (struct skips) { .all = cairn_le_get(in, 8),
+                            .revision = cairn_le_get(in + 8, 8),
+                            .in_row = (uint32_t)cairn_le_get(in + 16, 4) };
 }
 
-static void put_driven(uint8_t *out, const struct cairn_payload *head)
+static void put_driven(uint8_t *out, const struct payload *head)
 {
     cairn_le_put(out, head->driven_count, 4);
     for (uint32_t i = 0; i < head->driven_count; i++) put_f64(out + 4 + 8 * i, head->driven[i]);
@@ -63,8 +63,8 @@ static bool judge_driven(const uint8_t *in, size_t rest, uint32_t *count_out)
     return true;
 }
 
-size_t cairn_payload_encode(const struct cairn_payload *head,
-                            const struct cairn_group_scalars *groups, uint8_t *out)
+size_t payload_encode(const struct payload *head, const struct cairn_group_scalars *groups,
+                      uint8_t *out)
 {
     const size_t groups_end = CAIRN_PAYLOAD_BYTES(head->group_count);
     const size_t skips_end = groups_end + (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0);
@@ -93,8 +93,8 @@ size_t cairn_payload_encode(const struct cairn_payload *head,
     return fixed_bytes + head->state_bytes;
 }
 
-size_t cairn_payload_with_missed(const void *bytes, const struct cairn_payload *head,
-                                 const struct cairn_missed *missed, uint8_t *out)
+size_t payload_with_missed(const void *bytes, const struct payload *head,
+                           const struct missed *missed, uint8_t *out)
 {
     const size_t before = CAIRN_PAYLOAD_BYTES(head->group_count) +
                           (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0) +
@@ -107,8 +107,7 @@ size_t cairn_payload_with_missed(const void *bytes, const struct cairn_payload *
     return before + missed->size + head->state_bytes;
 }
 
-cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
-                                  struct cairn_payload *head_out)
+cairn_status payload_decode(const void *bytes, size_t bytes_len, struct payload *head_out)
 {
     const uint8_t *in = bytes;
     if (bytes_len < CAIRN_PAYLOAD_HEAD_BYTES || (uint32_t)cairn_le_get(in, 4) != PAYLOAD_MAGIC)
@@ -125,19 +124,19 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
     if ((flags & FLAG_DRIVEN) != 0 && !judge_driven(driven, rest - skips_bytes, &driven_count))
         return CAIRN_ERR_MALFORMED;
     const size_t driven_bytes = CAIRN_PAYLOAD_DRIVEN_BYTES(driven_count);
-    struct cairn_missed missed = { .bytes = NULL };
+    struct missed missed = { .bytes = NULL };
     if ((flags & FLAG_MISSED) != 0 &&
-        cairn_missed_decode(driven + driven_bytes, rest - skips_bytes - driven_bytes, &missed) !=
+        missed_decode(driven + driven_bytes, rest - skips_bytes - driven_bytes, &missed) !=
             CAIRN_OK)
         return CAIRN_ERR_MALFORMED;
     const size_t state_bytes = rest - skips_bytes - driven_bytes - missed.size;
     if ((state_bytes > 0) != ((flags & FLAG_STATE) != 0)) return CAIRN_ERR_MALFORMED;
-    struct cairn_skips skips = { 0 };
+    struct skips skips = { 0 };
     if (skips_bytes > 0) {
         skips = get_skips(in + CAIRN_PAYLOAD_BYTES(groups));
         if (skips.all == 0 || skips.in_row > skips.all) return CAIRN_ERR_MALFORMED;
     }
-    *head_out = (struct cairn_payload) {
+    *head_out = (struct payload) {
         .grad_norm = get_f64(in + 8),
         .clip_scale = get_f64(in + 16),
         .lr = get_f64(in + 24),
@@ -155,21 +154,21 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
     return CAIRN_OK;
 }
 
-void cairn_payload_set_loss_scale(uint8_t *bytes, double loss_scale)
+void payload_set_loss_scale(uint8_t *bytes, double loss_scale)
 {
     put_f64(bytes + 32, loss_scale);
     cairn_le_put(bytes + 40, 0, 4); // rounds that were good with it
 }
 
-cairn_status cairn_payload_group(const void *bytes, size_t bytes_len, uint32_t group,
-                                 struct cairn_group_scalars *scalars_out)
+cairn_status payload_group(const void *bytes, size_t bytes_len, uint32_t group,
+                           struct cairn_group_scalars *scalars_out)
 {
     assert(CAIRN_PAYLOAD_BYTES((size_t)group + 1) <= bytes_len);
     const uint8_t *in = (const uint8_t *)bytes + CAIRN_PAYLOAD_BYTES(group);
     return cairn_group_scalars_decode(in, CAIRN_GROUP_SCALARS_BYTES, scalars_out);
 }
 
-double cairn_payload_driven(const void *bytes, const struct cairn_payload *head, uint32_t i)
+double payload_driven(const void *bytes, const struct payload *head, uint32_t i)
 {
     assert(i < head->driven_count);
     const size_t skips_bytes = head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0;
@@ -188,7 +187,7 @@ static uint32_t get_u32(const uint8_t *in)
     return (uint32_t)cairn_le_get(in, 4);
 }
 
-static void put_class(uint8_t *out, const struct cairn_missed_class *c)
+static void put_class(uint8_t *out, const struct missed_class *c)
 {
     cairn_le_put(out, c->steps, 8);
     cairn_le_put(out + 8, c->group, 4);
@@ -197,13 +196,13 @@ static void put_class(uint8_t *out, const struct cairn_missed_class *c)
     cairn_le_put(out + 20, c->sqrt_bc2, 4);
 }
 
-static struct cairn_missed_class get_class(const uint8_t *in)
+static struct missed_class get_class(const uint8_t *in)
 {
-    return (struct cairn_missed_class) { .steps = cairn_le_get(in, 8),
-                                         .group = get_u32(in + 8),
-                                         .flags = get_u32(in + 12),
-                                         .neg_step_size = get_u32(in + 16),
-                                         .sqrt_bc2 = get_u32(in + 20) };
+    return (struct missed_class) { .steps = cairn_le_get(in, 8),
+                                   .group = get_u32(in + 8),
+                                   .flags = get_u32(in + 12),
+                                   .neg_step_size = get_u32(in + 16),
+                                   .sqrt_bc2 = get_u32(in + 20) };
 }
 
 static const uint8_t *class_at(const uint8_t *bytes, uint32_t c)
@@ -216,7 +215,7 @@ static bool finite_bits(uint32_t bits)
     return (bits & 0x7f800000u) != 0x7f800000u;
 }
 
-static bool class_ok(const struct cairn_missed_class *c)
+static bool class_ok(const struct missed_class *c)
 {
     return c->steps > 0 && (c->flags & ~CLASS_FLAGS) == 0 && finite_bits(c->neg_step_size) &&
            finite_bits(c->sqrt_bc2);
@@ -224,8 +223,7 @@ static bool class_ok(const struct cairn_missed_class *c)
 
 /* ---- read ---- */
 
-cairn_status cairn_missed_decode(const uint8_t *bytes, size_t bytes_len,
-                                 struct cairn_missed *missed_out)
+cairn_status missed_decode(const uint8_t *bytes, size_t bytes_len, struct missed *missed_out)
 {
     if (bytes_len < CAIRN_MISSED_HEAD_BYTES) return CAIRN_ERR_MALFORMED;
     const uint32_t classes = get_u32(bytes), runs = get_u32(bytes + 4);
@@ -236,7 +234,7 @@ cairn_status cairn_missed_decode(const uint8_t *bytes, size_t bytes_len,
                         (size_t)runs * CAIRN_MISSED_RUN_BYTES;
     if (size > bytes_len) return CAIRN_ERR_MALFORMED;
     for (uint32_t i = 0; i < classes; i++) {
-        const struct cairn_missed_class c = get_class(class_at(bytes, i));
+        const struct missed_class c = get_class(class_at(bytes, i));
         if (!class_ok(&c)) return CAIRN_ERR_MALFORMED;
     }
     const uint8_t *run = class_at(bytes, classes);
@@ -244,22 +242,22 @@ cairn_status cairn_missed_decode(const uint8_t *bytes, size_t bytes_len,
         const bool after = i == 0 || get_u32(run) > get_u32(run - CAIRN_MISSED_RUN_BYTES);
         if (!after || get_u32(run + 4) > classes) return CAIRN_ERR_MALFORMED;
     }
-    *missed_out = (struct cairn_missed) { bytes, size };
+    *missed_out = (struct missed) { bytes, size };
     return CAIRN_OK;
 }
 
-uint32_t cairn_missed_class_count(const struct cairn_missed *missed)
+uint32_t missed_class_count(const struct missed *missed)
 {
     return missed->size > 0 ? get_u32(missed->bytes) : 0;
 }
 
-struct cairn_missed_class cairn_missed_class_at(const struct cairn_missed *missed, uint32_t c)
+struct missed_class missed_class_at(const struct missed *missed, uint32_t c)
 {
-    assert(c < cairn_missed_class_count(missed));
+    assert(c < missed_class_count(missed));
     return get_class(class_at(missed->bytes, c));
 }
 
-uint32_t cairn_missed_class_of(const struct cairn_missed *missed, uint32_t tensor)
+uint32_t missed_class_of(const struct missed *missed, uint32_t tensor)
 {
     if (missed->size == 0) return CAIRN_MISSED_NONE;
     const uint8_t *runs = class_at(missed->bytes, get_u32(missed->bytes));
@@ -276,14 +274,14 @@ uint32_t cairn_missed_class_of(const struct cairn_missed *missed, uint32_t tenso
     return c > 0 ? c - 1 : CAIRN_MISSED_NONE;
 }
 
-uint64_t cairn_missed_steps(const struct cairn_missed *missed, uint32_t tensor)
+uint64_t missed_steps(const struct missed *missed, uint32_t tensor)
 {
-    const uint32_t c = cairn_missed_class_of(missed, tensor);
-    return c == CAIRN_MISSED_NONE ? 0 : cairn_missed_class_at(missed, c).steps;
+    const uint32_t c = missed_class_of(missed, tensor);
+    return c == CAIRN_MISSED_NONE ? 0 : missed_class_at(missed, c).steps;
 }
 
-struct cairn_group_scalars cairn_missed_scalars(const struct cairn_missed_class *class_,
-                                                const struct cairn_group_scalars *group)
+struct cairn_group_scalars missed_scalars(const struct missed_class *class_,
+                                          const struct cairn_group_scalars *group)
 {
     struct cairn_group_scalars scalars = *group;
     scalars.flags &= ~(uint32_t)CAIRN_SCALAR_FIRST_STEP;
@@ -295,27 +293,26 @@ struct cairn_group_scalars cairn_missed_scalars(const struct cairn_missed_class 
 
 /* ---- write ---- */
 
-void cairn_missed_begin(struct cairn_missed_writer *writer, uint8_t *out, size_t tensors)
+void missed_begin(struct missed_writer *writer, uint8_t *out, size_t tensors)
 {
-    *writer = (struct cairn_missed_writer) { .out = out,
-                                             .room = (uint32_t)CAIRN_MISSED_RUNS(tensors) };
+    *writer = (struct missed_writer) { .out = out, .room = (uint32_t)CAIRN_MISSED_RUNS(tensors) };
 }
 
 /* Runs stand behind the room of all classes until the end, which knows how many there are. */
-static uint8_t *run_at(const struct cairn_missed_writer *writer, uint32_t run)
+static uint8_t *run_at(const struct missed_writer *writer, uint32_t run)
 {
     return writer->out + CAIRN_MISSED_HEAD_BYTES + (size_t)writer->room * CAIRN_MISSED_CLASS_BYTES +
            (size_t)run * CAIRN_MISSED_RUN_BYTES;
 }
 
 /* Its number from 1 on. The same may be there twice, which changes nothing but the size. */
-static uint32_t find_class(struct cairn_missed_writer *writer, const struct cairn_missed_class *c)
+static uint32_t find_class(struct missed_writer *writer, const struct missed_class *c)
 {
     const uint64_t hash = (c->steps ^ (uint64_t)c->group << 40 ^ (uint64_t)c->flags << 32) *
                           0x9e3779b97f4a7c15;
     uint32_t *cached = &writer->cache[hash >> 56];
     if (*cached != 0) {
-        const struct cairn_missed_class there = cairn_missed_written(writer, *cached - 1);
+        const struct missed_class there = missed_written(writer, *cached - 1);
         if (there.steps == c->steps && there.group == c->group && there.flags == c->flags)
             return *cached;
     }
@@ -327,12 +324,12 @@ static uint32_t find_class(struct cairn_missed_writer *writer, const struct cair
     return *cached = ++writer->class_count;
 }
 
-void cairn_missed_put(struct cairn_missed_writer *writer, uint32_t tensor, uint64_t steps,
-                      uint32_t group, bool this_step)
+void missed_put(struct missed_writer *writer, uint32_t tensor, uint64_t steps, uint32_t group,
+                bool this_step)
 {
-    const struct cairn_missed_class c = { .steps = steps,
-                                          .group = group,
-                                          .flags = this_step ? CAIRN_MISSED_THIS : 0 };
+    const struct missed_class c = { .steps = steps,
+                                    .group = group,
+                                    .flags = this_step ? CAIRN_MISSED_THIS : 0 };
     if (writer->is_full) return;
     const uint32_t number = steps > 0 ? find_class(writer, &c) : 0;
     if (number == writer->run_class) return; // as the one before, and as what is before the first
@@ -344,32 +341,31 @@ void cairn_missed_put(struct cairn_missed_writer *writer, uint32_t tensor, uint6
     writer->run_class = number;
 }
 
-struct cairn_missed_class cairn_missed_written(const struct cairn_missed_writer *writer, uint32_t c)
+struct missed_class missed_written(const struct missed_writer *writer, uint32_t c)
 {
     assert(c < writer->class_count);
     return get_class(class_at(writer->out, c));
 }
 
-void cairn_missed_set(struct cairn_missed_writer *writer, uint32_t c,
-                      const struct cairn_group_scalars *scalars)
+void missed_set(struct missed_writer *writer, uint32_t c, const struct cairn_group_scalars *scalars)
 {
-    struct cairn_missed_class one = cairn_missed_written(writer, c);
+    struct missed_class one = missed_written(writer, c);
     if ((scalars->flags & CAIRN_SCALAR_FIRST_STEP) != 0) one.flags |= CAIRN_MISSED_FIRST;
     one.neg_step_size = scalars->neg_step_size;
     one.sqrt_bc2 = scalars->sqrt_bc2;
     put_class((uint8_t *)(uintptr_t)class_at(writer->out, c), &one);
 }
 
-struct cairn_missed cairn_missed_end(struct cairn_missed_writer *writer)
+struct missed missed_end(struct missed_writer *writer)
 {
-    if (writer->class_count == 0) return (struct cairn_missed) { .bytes = NULL };
+    if (writer->class_count == 0) return (struct missed) { .bytes = NULL };
     assert(!writer->is_full);
     cairn_le_put(writer->out, writer->class_count, 4);
     cairn_le_put(writer->out + 4, writer->run_count, 4);
     uint8_t *behind = (uint8_t *)(uintptr_t)class_at(writer->out, writer->class_count);
     memmove(behind, run_at(writer, 0), (size_t)writer->run_count * CAIRN_MISSED_RUN_BYTES);
-    return (struct cairn_missed) { writer->out,
-                                   CAIRN_MISSED_HEAD_BYTES +
-                                       (size_t)writer->class_count * CAIRN_MISSED_CLASS_BYTES +
-                                       (size_t)writer->run_count * CAIRN_MISSED_RUN_BYTES };
+    return (struct missed) { writer->out,
+                             CAIRN_MISSED_HEAD_BYTES +
+                                 (size_t)writer->class_count * CAIRN_MISSED_CLASS_BYTES +
+                                 (size_t)writer->run_count * CAIRN_MISSED_RUN_BYTES };
 }

@@ -49,63 +49,62 @@
     (CAIRN_MISSED_HEAD_BYTES +      \
      CAIRN_MISSED_RUNS(tensors) * (CAIRN_MISSED_CLASS_BYTES + CAIRN_MISSED_RUN_BYTES))
 
-enum cairn_missed_flag {
+enum missed_flag {
     CAIRN_MISSED_THIS = 1, /* the decided step, too: the update leaves its tensors alone */
     CAIRN_MISSED_FIRST = 2 /* CAIRN_SCALAR_FIRST_STEP, as the tensors' own count says */
 };
 
-struct cairn_missed_class {
+struct missed_class {
     uint64_t steps; /* missed, after the decision; at least 1 */
     uint32_t group;
-    uint32_t flags; /* enum cairn_missed_flag */
+    uint32_t flags; /* enum missed_flag */
     /* fp32 bits, of an update of these tensors: all other scalars are the group's */
     uint32_t neg_step_size, sqrt_bc2;
 };
 
 /* The part of a payload that says what was missed; borrowed. All 0: nothing was missed. */
-struct cairn_missed {
+struct missed {
     const uint8_t *bytes;
     size_t size;
 };
 
 /* Judges what begins at `bytes` and takes it; the rest is another's. CAIRN_ERR_MALFORMED. */
-cairn_status cairn_missed_decode(const uint8_t *bytes, size_t bytes_len,
-                                 struct cairn_missed *missed_out) CAIRN_MUST_CHECK;
-uint32_t cairn_missed_class_count(const struct cairn_missed *missed);
-struct cairn_missed_class cairn_missed_class_at(const struct cairn_missed *missed, uint32_t c);
+cairn_status missed_decode(const uint8_t *bytes, size_t bytes_len,
+                           struct missed *missed_out) CAIRN_MUST_CHECK;
+uint32_t missed_class_count(const struct missed *missed);
+struct missed_class missed_class_at(const struct missed *missed, uint32_t c);
 #define CAIRN_MISSED_NONE UINT32_MAX
 /* The class of a trained tensor; CAIRN_MISSED_NONE: it has missed nothing. */
-uint32_t cairn_missed_class_of(const struct cairn_missed *missed, uint32_t tensor);
+uint32_t missed_class_of(const struct missed *missed, uint32_t tensor);
 /* How many steps a trained tensor has missed. */
-uint64_t cairn_missed_steps(const struct cairn_missed *missed, uint32_t tensor);
+uint64_t missed_steps(const struct missed *missed, uint32_t tensor);
 /* The scalars of an update of the class: those of its group, but for what goes by the count. */
-struct cairn_group_scalars cairn_missed_scalars(const struct cairn_missed_class *class_,
-                                                const struct cairn_group_scalars *group);
+struct cairn_group_scalars missed_scalars(const struct missed_class *class_,
+                                          const struct cairn_group_scalars *group);
 
 /* Writes one, tensor by tensor, in the order of the job's list. */
 #define CAIRN_MISSED_CACHE 256
-struct cairn_missed_writer {
+struct missed_writer {
     uint8_t *out; /* borrowed: CAIRN_MISSED_BYTES(tensors) */
     uint32_t room, class_count, run_count, run_class;
     bool is_full;                       /* there is no room: nothing of it counts */
     uint32_t cache[CAIRN_MISSED_CACHE]; /* a class by its hash; 0: none */
 };
-void cairn_missed_begin(struct cairn_missed_writer *writer, uint8_t *out, size_t tensors);
+void missed_begin(struct missed_writer *writer, uint8_t *out, size_t tensors);
 /* The next tensor that is trained. `steps` 0: it has missed nothing, and all else means nothing. */
-void cairn_missed_put(struct cairn_missed_writer *writer, uint32_t tensor, uint64_t steps,
-                      uint32_t group, bool this_step);
+void missed_put(struct missed_writer *writer, uint32_t tensor, uint64_t steps, uint32_t group,
+                bool this_step);
 /* Ends the list, and returns it. All 0: nothing was missed. */
-struct cairn_missed cairn_missed_end(struct cairn_missed_writer *writer);
+struct missed missed_end(struct missed_writer *writer);
 /* Before the end: sets the scalars of a class by those of an update at the tensors' own count. */
-void cairn_missed_set(struct cairn_missed_writer *writer, uint32_t c,
-                      const struct cairn_group_scalars *scalars);
-struct cairn_missed_class cairn_missed_written(const struct cairn_missed_writer *writer,
-                                               uint32_t c);
+void missed_set(struct missed_writer *writer, uint32_t c,
+                const struct cairn_group_scalars *scalars);
+struct missed_class missed_written(const struct missed_writer *writer, uint32_t c);
 
 /* ==== decision ==== */
 
 /* Numbers go over the wire (control.proto, Decision.kind). */
-enum cairn_decision_kind {
+enum decision_kind {
     CAIRN_DECISION_NONE = 0,    /* no round of this job was decided yet */
     CAIRN_DECISION_APPLY = 1,   /* update with these scalars */
     CAIRN_DECISION_SKIP = 2,    /* the round is used up and nothing changes but the job's state */
@@ -114,15 +113,15 @@ enum cairn_decision_kind {
 };
 
 struct cairn_decision {
-    enum cairn_decision_kind kind;
+    enum decision_kind kind;
     uint64_t round;                     /* 0: of no round (a fresh or a restored job) */
     struct cairn_version version_after; /* SKIP, NONE: the version there is */
-    const uint8_t *payload;             /* borrowed, [payload_bytes]; see struct cairn_payload */
+    const uint8_t *payload;             /* borrowed, [payload_bytes]; see struct payload */
     size_t payload_bytes;               /* 0: none */
 };
 
 /* Rounds that ended with SKIP. */
-struct cairn_skips {
+struct skips {
     uint64_t all; /* of the job, ever: step + all counts the rounds that used a batch up */
     /* How many in a row, with nothing applied or written between, found the loss scale at its least (or
      * fixed) under the terms of `revision`. Under other terms the row begins anew. */
@@ -131,22 +130,22 @@ struct cairn_skips {
 };
 
 /* The contents of a payload, without the scalars of its groups. */
-struct cairn_payload {
+struct payload {
     double grad_norm;  /* of the mean gradient, before the clip; NaN if the round was not finite */
     double clip_scale; /* 1: not clipped */
     double lr;         /* of the first group */
     double loss_scale; /* of the rounds after this one */
     uint32_t good_rounds; /* applied since the loss scale last changed */
     bool finite;
-    bool fail;                /* not finite, and the job's policy is to tell the workers so */
-    struct cairn_skips skips; /* this round among them */
-    uint32_t group_count;     /* of scalars; 0 with SKIP and NONE */
+    bool fail;            /* not finite, and the job's policy is to tell the workers so */
+    struct skips skips;   /* this round among them */
+    uint32_t group_count; /* of scalars; 0 with SKIP and NONE */
     /* [driven_count] the learning rates of driven groups that the version was made with. Decoded: NULL, see
-     * cairn_payload_driven. */
+     * payload_driven. */
     const double *driven;
     uint32_t driven_count; /* all groups of the job, driven or not; 0: no group is driven */
     /* The steps that tensors have missed after the decision. Decoded: borrowed from the payload. */
-    struct cairn_missed missed;
+    struct missed missed;
     /* [state_bytes] what the trainer gave for the version after the decision: opaque; 0 bytes: nothing.
      * Decoded: borrowed from the payload. Encoded: may lie in `out`. */
     const uint8_t *state;
@@ -169,21 +168,21 @@ struct cairn_payload {
 /* Writes at most CAIRN_PAYLOAD_MAX(groups of the job, its tensors, head->state_bytes) bytes, and returns how
  * many: the head, the groups in the spec's order, the skips if there are any, the learning rates of driven
  * groups and what tensors have missed likewise, the client state. */
-size_t cairn_payload_encode(const struct cairn_payload *head,
-                            const struct cairn_group_scalars *groups, uint8_t *out);
+size_t payload_encode(const struct payload *head, const struct cairn_group_scalars *groups,
+                      uint8_t *out);
 /* The payload of `head`, which was decoded of `bytes`, with `missed` in the place of what tensors have missed
  * there. Writes at most that much more, and returns how many bytes. */
-size_t cairn_payload_with_missed(const void *bytes, const struct cairn_payload *head,
-                                 const struct cairn_missed *missed, uint8_t *out);
+size_t payload_with_missed(const void *bytes, const struct payload *head,
+                           const struct missed *missed, uint8_t *out);
 /* CAIRN_ERR_MALFORMED: a length that does not fit, an unknown flag. */
-cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
-                                  struct cairn_payload *head_out) CAIRN_MUST_CHECK;
+cairn_status payload_decode(const void *bytes, size_t bytes_len,
+                            struct payload *head_out) CAIRN_MUST_CHECK;
 /* Another loss scale in such a payload, which no round has been made with yet. */
-void cairn_payload_set_loss_scale(uint8_t *bytes, double loss_scale);
-/* The scalars of group `group` < group_count of a payload that cairn_payload_decode accepts. */
-cairn_status cairn_payload_group(const void *bytes, size_t bytes_len, uint32_t group,
-                                 struct cairn_group_scalars *scalars_out) CAIRN_MUST_CHECK;
+void payload_set_loss_scale(uint8_t *bytes, double loss_scale);
+/* The scalars of group `group` < group_count of a payload that payload_decode accepts. */
+cairn_status payload_group(const void *bytes, size_t bytes_len, uint32_t group,
+                           struct cairn_group_scalars *scalars_out) CAIRN_MUST_CHECK;
 /* The learning rate of group `i` < driven_count of such a payload, if it is driven. */
-double cairn_payload_driven(const void *bytes, const struct cairn_payload *head, uint32_t i);
+double payload_driven(const void *bytes, const struct payload *head, uint32_t i);
 
 #endif

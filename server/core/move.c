@@ -16,7 +16,7 @@ struct shard {
 /* In PREPARING and CUTTING the slice's layout is not in force yet, and `next` is what it is. */
 struct cairn_move {
     uint32_t shard_max;
-    enum cairn_move_stage stage;
+    enum move_stage stage;
     uint64_t layout; /* in force */
     bool lost;       /* a shard of it is, before it was settled: it is to be taken back */
     struct {
@@ -30,16 +30,16 @@ struct cairn_move {
 
 /* ---- memory ---- */
 
-size_t cairn_move_bytes(const struct cairn_move_config *config)
+size_t move_bytes(const struct move_config *config)
 {
     if (config->shard_max < 1 || config->shard_max > 1u << 24) return 0;
     if (config->shard_count < 1 || config->shard_count > config->shard_max) return 0;
     return sizeof(struct cairn_move) + config->shard_max * sizeof(struct shard);
 }
 
-struct cairn_move *cairn_move_init(void *memory, const struct cairn_move_config *config)
+struct cairn_move *move_init(void *memory, const struct move_config *config)
 {
-    const size_t bytes = cairn_move_bytes(config);
+    const size_t bytes = move_bytes(config);
     assert(bytes > 0);
     memset(memory, 0, bytes);
     struct cairn_move *move = memory;
@@ -56,27 +56,25 @@ struct cairn_move *cairn_move_init(void *memory, const struct cairn_move_config 
 
 /* ---- actions ---- */
 
-static struct cairn_move_action *act(struct cairn_move_actions *actions,
-                                     enum cairn_move_action_kind kind, uint64_t layout)
+static struct move_action *act(struct move_actions *actions, enum move_action_kind kind,
+                               uint64_t layout)
 {
     assert(actions->count < actions->capacity);
-    struct cairn_move_action *action = &actions->list[actions->count++];
-    *action =
-        (struct cairn_move_action) { .kind = kind, .layout = layout, .shard = CAIRN_MOVE_ALL };
+    struct move_action *action = &actions->list[actions->count++];
+    *action = (struct move_action) { .kind = kind, .layout = layout, .shard = CAIRN_MOVE_ALL };
     return action;
 }
 
-static void end(uint64_t layout, cairn_status status, uint32_t shard,
-                struct cairn_move_actions *actions)
+static void end(uint64_t layout, cairn_status status, uint32_t shard, struct move_actions *actions)
 {
-    struct cairn_move_action *action = act(actions, CAIRN_MOVE_ENDED, layout);
+    struct move_action *action = act(actions, CAIRN_MOVE_ENDED, layout);
     action->status = status;
     action->shard = shard;
 }
 
 /* The slice was not made: as before. */
 static void take_back(struct cairn_move *move, cairn_status status, uint32_t shard,
-                      struct cairn_move_actions *actions)
+                      struct move_actions *actions)
 {
     const uint64_t layout = move->next.layout;
     if (move->stage == CAIRN_MOVE_CUTTING) act(actions, CAIRN_MOVE_WITHDRAW, layout);
@@ -86,7 +84,7 @@ static void take_back(struct cairn_move *move, cairn_status status, uint32_t sha
 }
 
 /* The slice cannot be made, and is in force. */
-static void lose(struct cairn_move *move, struct cairn_move_actions *actions)
+static void lose(struct cairn_move *move, struct move_actions *actions)
 {
     move->stage = CAIRN_MOVE_LOST;
     end(move->layout, CAIRN_ERR_JOB_LOST, move->lost_shard, actions);
@@ -94,8 +92,8 @@ static void lose(struct cairn_move *move, struct cairn_move_actions *actions)
 
 /* ---- events ---- */
 
-static void on_begin(struct cairn_move *move, const struct cairn_move_event *event,
-                     struct cairn_move_actions *actions)
+static void on_begin(struct cairn_move *move, const struct move_event *event,
+                     struct move_actions *actions)
 {
     assert(event->back ? move->stage == CAIRN_MOVE_LOST : move->stage == CAIRN_MOVE_REST);
     assert(event->layout > move->layout && event->shard_count <= move->shard_max);
@@ -118,8 +116,8 @@ static bool all_prepared(const struct cairn_move *move)
     return true;
 }
 
-static void on_prepared(struct cairn_move *move, const struct cairn_move_event *event,
-                        struct cairn_move_actions *actions)
+static void on_prepared(struct cairn_move *move, const struct move_event *event,
+                        struct move_actions *actions)
 {
     if (move->stage != CAIRN_MOVE_PREPARING || event->layout != move->next.layout) return;
     if (event->status != CAIRN_OK) {
@@ -132,8 +130,8 @@ static void on_prepared(struct cairn_move *move, const struct cairn_move_event *
     act(actions, CAIRN_MOVE_CUT_OVER, move->next.layout)->back = move->next.back;
 }
 
-static void on_in_force(struct cairn_move *move, const struct cairn_move_event *event,
-                        struct cairn_move_actions *actions)
+static void on_in_force(struct cairn_move *move, const struct move_event *event,
+                        struct move_actions *actions)
 {
     if (move->stage != CAIRN_MOVE_CUTTING || event->layout != move->next.layout) return;
     move->stage = CAIRN_MOVE_MOVING;
@@ -154,8 +152,8 @@ static bool all_moved(const struct cairn_move *move)
     return true;
 }
 
-static void on_moved(struct cairn_move *move, const struct cairn_move_event *event,
-                     struct cairn_move_actions *actions)
+static void on_moved(struct cairn_move *move, const struct move_event *event,
+                     struct move_actions *actions)
 {
     struct shard *shard = &move->shards[event->shard];
     if ((event->layout != move->layout && !MUTANT(71)) || shard->gone) return;
@@ -171,15 +169,14 @@ static void on_moved(struct cairn_move *move, const struct cairn_move_event *eve
     end(move->layout, CAIRN_OK, CAIRN_MOVE_ALL, actions);
 }
 
-static bool may_take_back(const struct cairn_move *move, const struct cairn_move_event *event)
+static bool may_take_back(const struct cairn_move *move, const struct move_event *event)
 {
     return move->stage == CAIRN_MOVE_PREPARING ||
            (move->stage == CAIRN_MOVE_CUTTING && event->pending);
 }
 
 /* It had nothing that was settled. */
-static void on_shard_lost(struct cairn_move *move, uint32_t shard,
-                          struct cairn_move_actions *actions)
+static void on_shard_lost(struct cairn_move *move, uint32_t shard, struct move_actions *actions)
 {
     const bool cutting = move->stage == CAIRN_MOVE_CUTTING; // and it cannot be taken back
     if (cutting && !move->shards[shard].gone_next) {
@@ -192,8 +189,8 @@ static void on_shard_lost(struct cairn_move *move, uint32_t shard,
     lose(move, actions);
 }
 
-static void on_shard_gone(struct cairn_move *move, const struct cairn_move_event *event,
-                          struct cairn_move_actions *actions)
+static void on_shard_gone(struct cairn_move *move, const struct move_event *event,
+                          struct move_actions *actions)
 {
     const struct shard *shard = &move->shards[event->shard];
     const bool is_lost = event->kind == CAIRN_MOVE_SHARD_LOST;
@@ -208,8 +205,8 @@ static void on_shard_gone(struct cairn_move *move, const struct cairn_move_event
     }
 }
 
-void cairn_move_on_event(struct cairn_move *move, const struct cairn_move_event *event,
-                         struct cairn_move_actions *actions)
+void move_on_event(struct cairn_move *move, const struct move_event *event,
+                   struct move_actions *actions)
 {
     assert(event->shard < move->shard_max);
     switch (event->kind) {
@@ -229,18 +226,18 @@ void cairn_move_on_event(struct cairn_move *move, const struct cairn_move_event 
 
 /* ---- questions ---- */
 
-enum cairn_move_stage cairn_move_stage_of(const struct cairn_move *move)
+enum move_stage move_stage_of(const struct cairn_move *move)
 {
     return move->stage;
 }
 
-uint64_t cairn_move_layout(const struct cairn_move *move)
+uint64_t move_layout(const struct cairn_move *move)
 {
     const bool next = move->stage == CAIRN_MOVE_PREPARING || move->stage == CAIRN_MOVE_CUTTING;
     return next ? move->next.layout : move->layout;
 }
 
-bool cairn_move_waits_for(const struct cairn_move *move, uint32_t shard)
+bool move_waits_for(const struct cairn_move *move, uint32_t shard)
 {
     assert(shard < move->shard_max);
     const struct shard *s = &move->shards[shard];
@@ -248,7 +245,7 @@ bool cairn_move_waits_for(const struct cairn_move *move, uint32_t shard)
     return move->stage == CAIRN_MOVE_MOVING && !s->gone && !s->moved;
 }
 
-bool cairn_move_has_moved(const struct cairn_move *move, uint32_t shard)
+bool move_has_moved(const struct cairn_move *move, uint32_t shard)
 {
     assert(shard < move->shard_max);
     return move->shards[shard].moved;

@@ -33,7 +33,7 @@
 
 #define CAIRN_MOVE_ALL UINT32_MAX /* in an action: every shard of that layout */
 
-enum cairn_move_stage {
+enum move_stage {
     CAIRN_MOVE_REST = 0,  /* no slice is under way */
     CAIRN_MOVE_PREPARING, /* for PREPARED */
     CAIRN_MOVE_CUTTING,   /* the round core waits for the end of a round, or the disk */
@@ -41,17 +41,17 @@ enum cairn_move_stage {
     CAIRN_MOVE_LOST /* the layout in force has a shard that was lost with the slice: for BEGIN, back */
 };
 
-struct cairn_move_config {
+struct move_config {
     uint32_t shard_max;   /* of any layout, at least 1 */
     uint32_t shard_count; /* of the layout in force, holes among them; at least 1 */
-    /* [(shard_count + 7) / 8] as in struct cairn_round_config. NULL: no hole. Borrowed for the call */
+    /* [(shard_count + 7) / 8] as in struct round_config. NULL: no hole. Borrowed for the call */
     const uint8_t *gone;
     uint64_t layout; /* the number of the one in force */
     /* It is not known whether its slice was settled: any but the first layout, in a new incarnation. */
     bool unsettled;
 };
 
-enum cairn_move_event_kind {
+enum move_event_kind {
     CAIRN_MOVE_BEGIN, /* layout, shard_count, gone; back: it takes the slice back that lost a shard. Only in
                        * REST, and in LOST with `back` */
     CAIRN_MOVE_PREPARED, /* shard, layout, status: not OK, it refuses, and nothing is kept of it there */
@@ -65,19 +65,19 @@ enum cairn_move_event_kind {
     CAIRN_MOVE_CANCEL /* pending: the slice is taken back if it can be; else it goes on to its end */
 };
 
-struct cairn_move_event {
-    enum cairn_move_event_kind kind;
+struct move_event {
+    enum move_event_kind kind;
     uint64_t layout;
     uint32_t shard; /* below shard_max */
     uint32_t shard_count;
     const uint8_t *gone; /* borrowed for the call */
     cairn_status status;
     bool back;
-    /* In CUTTING: cairn_round_layout_pending says the slice's layout, so that it can be taken back. */
+    /* In CUTTING: round_layout_pending says the slice's layout, so that it can be taken back. */
     bool pending;
 };
 
-enum cairn_move_action_kind {
+enum move_action_kind {
     CAIRN_MOVE_PREPARE, /* layout, to every shard of it → PREPARED of each */
     CAIRN_MOVE_UNPREPARE, /* layout, to every shard of it: forget it. May be lost with the connection: the
                            * next fence says so, too */
@@ -93,8 +93,8 @@ enum cairn_move_action_kind {
                            *   anything else        taken back: `shard` refused it so */
 };
 
-struct cairn_move_action {
-    enum cairn_move_action_kind kind;
+struct move_action {
+    enum move_action_kind kind;
     uint64_t layout;
     uint32_t shard;
     cairn_status status;
@@ -102,8 +102,8 @@ struct cairn_move_action {
 };
 
 /* Filled from count on; the machine asserts that it fits. */
-struct cairn_move_actions {
-    struct cairn_move_action *list; /* [capacity] */
+struct move_actions {
+    struct move_action *list; /* [capacity] */
     size_t count, capacity;
 };
 #define CAIRN_MOVE_ACTIONS_MAX 4 /* that one event gives */
@@ -111,22 +111,22 @@ struct cairn_move_actions {
 struct cairn_move;
 
 /* Bytes of memory for a machine of this configuration; 0 if it is not valid. */
-size_t cairn_move_bytes(const struct cairn_move_config *config);
+size_t move_bytes(const struct move_config *config);
 /* In REST; MOVING, if it is `unsettled`. Memory: aligned as by malloc; borrowed until it is dropped; nothing
  * to release. */
-struct cairn_move *cairn_move_init(void *memory, const struct cairn_move_config *config);
+struct cairn_move *move_init(void *memory, const struct move_config *config);
 
 /* Takes one event. An event of another layout or stage changes nothing. */
-void cairn_move_on_event(struct cairn_move *move, const struct cairn_move_event *event,
-                         struct cairn_move_actions *actions);
+void move_on_event(struct cairn_move *move, const struct move_event *event,
+                   struct move_actions *actions);
 
 /* ---- questions ---- */
-enum cairn_move_stage cairn_move_stage_of(const struct cairn_move *move);
+enum move_stage move_stage_of(const struct cairn_move *move);
 /* The number of the layout of the slice under way; in REST and LOST, of the one in force. */
-uint64_t cairn_move_layout(const struct cairn_move *move);
+uint64_t move_layout(const struct cairn_move *move);
 /* PREPARING: its answer is awaited; MOVING: it is not whole. */
-bool cairn_move_waits_for(const struct cairn_move *move, uint32_t shard);
+bool move_waits_for(const struct cairn_move *move, uint32_t shard);
 /* It is whole in the layout in force. */
-bool cairn_move_has_moved(const struct cairn_move *move, uint32_t shard);
+bool move_has_moved(const struct cairn_move *move, uint32_t shard);
 
 #endif

@@ -10,17 +10,17 @@
 
 static void round_layout_init(struct cairn_round *core);
 static bool round_layout_concerns(const struct cairn_round *core, uint32_t shard);
-static void round_on_layout(struct cairn_round *core, const struct cairn_round_event *event);
+static void round_on_layout(struct cairn_round *core, const struct round_event *event);
 
 /* ---- memory ---- */
 
 /* Room for so many. */
-static uint32_t shards_of(const struct cairn_round_config *config)
+static uint32_t shards_of(const struct round_config *config)
 {
     return config->shard_max > 0 ? config->shard_max : config->shard_count;
 }
 
-static bool config_ok(const struct cairn_round_config *config)
+static bool config_ok(const struct round_config *config)
 {
     const uint32_t shard_max = shards_of(config);
     return config->shard_count >= 1 && config->shard_count <= shard_max && shard_max <= 1u << 24 &&
@@ -30,7 +30,7 @@ static bool config_ok(const struct cairn_round_config *config)
            config->client_state_max <= CAIRN_SPEC_CLIENT_STATE_MAX;
 }
 
-size_t cairn_round_bytes(const struct cairn_round_config *config)
+size_t round_bytes(const struct round_config *config)
 {
     if (!config_ok(config)) return 0; // the limits above make what follows fit
     return sizeof(struct cairn_round) + shards_of(config) * sizeof(struct shard) +
@@ -41,7 +41,7 @@ size_t cairn_round_bytes(const struct cairn_round_config *config)
                              2 * (size_t)config->client_state_max);
 }
 
-size_t cairn_round_actions_max(const struct cairn_round_config *config)
+size_t round_actions_max(const struct round_config *config)
 {
     return (3 + ENDS_ASKED_MAX) * (size_t)config->member_max +
            16; // each worker hears of an end unasked, of those it asked for, a fence and a beginning
@@ -50,7 +50,7 @@ size_t cairn_round_actions_max(const struct cairn_round_config *config)
 /* No amendment changes which groups are. */
 static void find_driven(struct cairn_round *core)
 {
-    const struct cairn_round_terms *terms = &core->config.terms;
+    const struct round_terms *terms = &core->config.terms;
     for (uint32_t g = 0; g < core->config.group_count; g++) {
         core->driven[g] = terms->groups[g].lr;
         if (terms->schedules != NULL && terms->schedules[g].kind == CAIRN_SCHEDULE_DRIVEN)
@@ -58,11 +58,11 @@ static void find_driven(struct cairn_round *core)
     }
 }
 
-struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_config *config)
+struct cairn_round *round_init(void *memory, const struct round_config *config)
 {
     assert(config_ok(config));
     struct cairn_round *core = memory;
-    memset(core, 0, cairn_round_bytes(config));
+    memset(core, 0, round_bytes(config));
     core->config = *config;
     core->config.shard_max = shards_of(config);
     core->terms_newest = config->terms;
@@ -90,28 +90,27 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     return core;
 }
 
-struct cairn_round_action *cairn_round_act(struct cairn_round_actions *actions,
-                                           enum cairn_round_action_kind kind)
+struct round_action *round_act(struct round_actions *actions, enum round_action_kind kind)
 {
     assert(actions->count < actions->capacity);
-    struct cairn_round_action *action = &actions->list[actions->count++];
+    struct round_action *action = &actions->list[actions->count++];
     memset(action, 0, sizeof *action);
     action->kind = kind;
     return action;
 }
 
-void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
-                      struct cairn_round_actions *actions)
+void round_fail(struct cairn_round *core, uint32_t shard, const char *why,
+                struct round_actions *actions)
 {
     core->stage = CAIRN_ROUND_FAILED;
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_FAIL);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_FAIL);
     action->shard = shard;
     action->why = why;
 }
 
 /* ---- workers ---- */
 
-struct worker *cairn_round_find_worker(const struct cairn_round *core, uint64_t id)
+struct worker *round_find_worker(const struct cairn_round *core, uint64_t id)
 {
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].id == id) return &core->workers[i];
@@ -127,34 +126,34 @@ static uint32_t rank_place(const struct cairn_round *core, uint32_t rank)
 }
 
 static void send_fence(uint64_t member, cairn_status status, uint64_t round,
-                       struct cairn_round_actions *actions)
+                       struct round_actions *actions)
 {
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_FENCE);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_WORKER_FENCE);
     action->member = member;
     action->status = status;
     action->round = round;
 }
 
 /* Before the decision a round cannot do without a contributor; after it, it can. */
-void cairn_round_remove_worker(struct cairn_round *core, struct worker *worker)
+void round_remove_worker(struct cairn_round *core, struct worker *worker)
 {
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN) core->need_epoch = true;
     core->members_changed = true;
-    cairn_round_keep_ends(core, worker);
+    round_keep_ends(core, worker);
     const size_t index = (size_t)(worker - core->workers);
     core->worker_count--;
     memmove(worker, worker + 1, (core->worker_count - index) * sizeof *worker);
     if (core->worker_count == 0) core->started = false;
 }
 
-static void on_worker_join(struct cairn_round *core, const struct cairn_round_event *event,
-                           struct cairn_round_actions *actions)
+static void on_worker_join(struct cairn_round *core, const struct round_event *event,
+                           struct round_actions *actions)
 {
-    if (cairn_round_find_worker(core, event->member) != NULL) return;
+    if (round_find_worker(core, event->member) != NULL) return;
     const uint32_t place = rank_place(core, event->rank);
     if (place < core->worker_count && core->workers[place].rank == event->rank) {
         send_fence(core->workers[place].id, CAIRN_ERR_FENCED, core->open_round, actions);
-        cairn_round_remove_worker(core, &core->workers[place]);
+        round_remove_worker(core, &core->workers[place]);
     }
     if (core->worker_count == core->config.member_max) {
         send_fence(event->member, CAIRN_ERR_BUSY, 0, actions);
@@ -168,22 +167,22 @@ static void on_worker_join(struct cairn_round *core, const struct cairn_round_ev
                                 .start_ms = core->now_ms + event->wait_ms };
     core->worker_count++;
     core->members_changed = true;
-    cairn_round_end_losses(core);
+    round_end_losses(core);
 }
 
-static void on_worker_down(struct cairn_round *core, const struct cairn_round_event *event)
+static void on_worker_down(struct cairn_round *core, const struct round_event *event)
 {
-    struct worker *worker = cairn_round_find_worker(core, event->member);
+    struct worker *worker = round_find_worker(core, event->member);
     if (worker == NULL) return;
-    (event->lost ? cairn_round_note_lost : cairn_round_note_left)(core);
-    cairn_round_remove_worker(core, worker);
+    (event->lost ? round_note_lost : round_note_left)(core);
+    round_remove_worker(core, worker);
 }
 
 static void send_opened(const struct cairn_round *core, struct worker *worker,
-                        struct cairn_round_actions *actions)
+                        struct round_actions *actions)
 {
     *(core->writing ? &worker->writes : &worker->wants) = false;
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_OPENED);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_WORKER_OPENED);
     action->member = worker->id;
     action->epoch = core->epoch;
     action->round = core->open_round;
@@ -196,22 +195,22 @@ static void send_opened(const struct cairn_round *core, struct worker *worker,
 }
 
 static void on_worker_begin(struct cairn_round *core, uint64_t member,
-                            struct cairn_round_actions *actions)
+                            struct round_actions *actions)
 {
-    struct worker *worker = cairn_round_find_worker(core, member);
+    struct worker *worker = round_find_worker(core, member);
     if (worker == NULL) return;
     worker->wants = true;
     // A contributor that has not committed has not heard of the round, or lost the answer.
     const bool open = core->stage == CAIRN_ROUND_OPEN && !core->writing;
-    const bool idles = worker->surplus && !cairn_round_has_asked(worker, core->open_round);
+    const bool idles = worker->surplus && !round_has_asked(worker, core->open_round);
     if (open && ((worker->contributor && !worker->committed) || idles))
         send_opened(core, worker, actions);
 }
 
 static void on_worker_write(struct cairn_round *core, uint64_t member,
-                            struct cairn_round_actions *actions)
+                            struct round_actions *actions)
 {
-    struct worker *worker = cairn_round_find_worker(core, member);
+    struct worker *worker = round_find_worker(core, member);
     if (worker == NULL) return;
     worker->writes = true;
     if (core->stage != CAIRN_ROUND_OPEN || !worker->contributor || worker->committed) return;
@@ -221,9 +220,9 @@ static void on_worker_write(struct cairn_round *core, uint64_t member,
         core->need_epoch = true; // it waits here, and that round would wait for it
 }
 
-static void on_worker_unwrite(struct cairn_round *core, const struct cairn_round_event *event)
+static void on_worker_unwrite(struct cairn_round *core, const struct round_event *event)
 {
-    struct worker *worker = cairn_round_find_worker(core, event->member);
+    struct worker *worker = round_find_worker(core, event->member);
     const bool open = core->stage == CAIRN_ROUND_OPEN && core->writing;
     const bool named = event->round == 0 || event->round == core->open_round;
     if (worker == NULL) return;
@@ -231,7 +230,7 @@ static void on_worker_unwrite(struct cairn_round *core, const struct cairn_round
     if (open && named && worker->contributor) core->need_epoch = true;
 }
 
-static void take_driven(struct cairn_round *core, const struct cairn_round_event *event)
+static void take_driven(struct cairn_round *core, const struct round_event *event)
 {
     if (core->driven_count == 0 || core->writing) return;
     assert(event->driven != NULL);
@@ -240,7 +239,7 @@ static void take_driven(struct cairn_round *core, const struct cairn_round_event
 
 /* Once a round: what is asked again after a reconnect says the same. */
 static void take_state(struct cairn_round *core, const struct worker *worker,
-                       const struct cairn_round_event *event)
+                       const struct round_event *event)
 {
     if (MUTANT(51) && !worker->committed) take_driven(core, event);
     if (worker->committed || worker->dense != 0) return;
@@ -250,30 +249,30 @@ static void take_state(struct cairn_round *core, const struct worker *worker,
     if (event->state_bytes > 0) memcpy(core->state, event->state, event->state_bytes);
 }
 
-static void on_worker_commit(struct cairn_round *core, const struct cairn_round_event *event,
-                             struct cairn_round_actions *actions)
+static void on_worker_commit(struct cairn_round *core, const struct round_event *event,
+                             struct round_actions *actions)
 {
-    struct worker *worker = cairn_round_find_worker(core, event->member);
+    struct worker *worker = round_find_worker(core, event->member);
     if (worker == NULL) return;
-    cairn_round_note_asked(worker, event->round);
+    round_note_asked(worker, event->round);
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN &&
         event->round == core->open_round) {
         take_state(core, worker, event);
         worker->committed = true;
     }
-    cairn_round_answer_asked(core, worker, actions);
+    round_answer_asked(core, worker, actions);
 }
 
 /* Its pushes cannot be undone. The shards know whether it committed, so they decide the round. */
-static void on_worker_abandon(struct cairn_round *core, const struct cairn_round_event *event,
-                              struct cairn_round_actions *actions)
+static void on_worker_abandon(struct cairn_round *core, const struct round_event *event,
+                              struct round_actions *actions)
 {
-    struct worker *worker = cairn_round_find_worker(core, event->member);
+    struct worker *worker = round_find_worker(core, event->member);
     if (worker == NULL) return;
-    cairn_round_note_asked(worker, event->round);
+    round_note_asked(worker, event->round);
     const bool open = core->stage == CAIRN_ROUND_OPEN && event->round == core->open_round;
     if (open && worker->contributor) core->need_epoch = true;
-    cairn_round_answer_asked(core, worker, actions);
+    round_answer_asked(core, worker, actions);
 }
 
 /* ---- rounds ---- */
@@ -294,7 +293,7 @@ static void count_end(struct cairn_round *core, bool ended)
 }
 
 /* The open round, if there is one, ended with `last` or is void: tells whoever asked, and goes to STEADY. */
-static void finish(struct cairn_round *core, struct cairn_round_actions *actions)
+static void finish(struct cairn_round *core, struct round_actions *actions)
 {
     const uint64_t round = core->open_round;
     const bool ended = round != 0 && core->last.round == round;
@@ -304,14 +303,14 @@ static void finish(struct cairn_round *core, struct cairn_round_actions *actions
     core->writing = false;
     core->deadline_ms = 0;
     core->version = core->last.version_after;
-    cairn_round_note_end(core, round);
+    round_note_end(core, round);
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
         const bool told = worker->contributor || worker->surplus;
-        const bool unasked = !cairn_round_has_asked(worker, round) && told && !ended;
+        const bool unasked = !round_has_asked(worker, round) && told && !ended;
         worker->contributor = worker->committed = worker->surplus = false;
-        if (unasked) cairn_round_send_void(core, worker->id, round, actions);
-        cairn_round_answer_asked(core, worker, actions);
+        if (unasked) round_send_void(core, worker->id, round, actions);
+        round_answer_asked(core, worker, actions);
     }
 }
 
@@ -354,8 +353,7 @@ static struct worker *find_writer(const struct cairn_round *core)
 static bool round_wanted(const struct cairn_round *core)
 {
     if (!core->gate_shut && find_writer(core) != NULL) return true;
-    if (!gate_lets(core) || cairn_round_halted(core) || cairn_round_waits_for_lost(core))
-        return false;
+    if (!gate_lets(core) || round_halted(core) || round_waits_for_lost(core)) return false;
     if (!core->ready || core->worker_count < workers_min(core) ||
         core->worker_count < round_start_world(core))
         return false;
@@ -381,7 +379,7 @@ static void choose_contributors(struct cairn_round *core)
     }
 }
 
-static void open_round(struct cairn_round *core, struct cairn_round_actions *actions)
+static void open_round(struct cairn_round *core, struct round_actions *actions)
 {
     core->stage = CAIRN_ROUND_OPEN;
     core->config.terms = core->terms_newest;
@@ -392,11 +390,11 @@ static void open_round(struct cairn_round *core, struct cairn_round_actions *act
     core->asking = false;
     core->state_bytes = 0;
     memset(&core->sums, 0, sizeof core->sums);
-    cairn_round_missed_begin(core);
+    round_missed_begin(core);
     for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].reduced = false;
     if (core->config.step_deadline_ms > 0)
         core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_OPEN_SEND);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_OPEN_SEND);
     action->write = core->writing;
     action->epoch = core->epoch;
     action->round = core->open_round;
@@ -410,16 +408,15 @@ static void open_round(struct cairn_round *core, struct cairn_round_actions *act
     }
 }
 
-static void on_published(struct cairn_round *core, const struct cairn_round_event *event,
-                         struct cairn_round_actions *actions)
+static void on_published(struct cairn_round *core, const struct round_event *event,
+                         struct round_actions *actions)
 {
     const bool awaited = core->stage == CAIRN_ROUND_RESOLVING || core->stage == CAIRN_ROUND_DECIDED;
     if (!awaited || event->epoch != core->epoch || event->round != core->last.round) return;
     const bool same = cairn_version_compare(event->version, core->last.version_after) == 0;
     const bool checked = core->last.round != 0 || (core->ready && !core->need_epoch);
     if (!same && checked) {
-        cairn_round_fail(core, event->shard, "it published another version than was decided",
-                         actions);
+        round_fail(core, event->shard, "it published another version than was decided", actions);
         return;
     }
     core->shards[event->shard].published = true;
@@ -442,22 +439,22 @@ static bool all_answered(const struct cairn_round *core)
     return true;
 }
 
-static void send_pin(struct cairn_round *core, struct cairn_round_actions *actions)
+static void send_pin(struct cairn_round *core, struct round_actions *actions)
 {
     core->pin_pending = false;
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_PIN_SEND);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_PIN_SEND);
     action->snapshot = core->pin_snapshot;
     action->version = core->version;
 }
 
 /* ---- the world ---- */
 
-static void on_shard(struct cairn_round *core, const struct cairn_round_event *event,
-                     struct cairn_round_actions *actions)
+static void on_shard(struct cairn_round *core, const struct round_event *event,
+                     struct round_actions *actions)
 {
     const bool concerns = round_layout_concerns(core, event->shard);
     if (event->kind == CAIRN_ROUND_SHARD_EMPTY && concerns) {
-        cairn_round_fail(core, event->shard, "it came back without the job's state", actions);
+        round_fail(core, event->shard, "it came back without the job's state", actions);
         return;
     }
     // Up without a down before is a new connection, too: what was sent on the old one may be lost.
@@ -465,18 +462,18 @@ static void on_shard(struct cairn_round *core, const struct cairn_round_event *e
     if (concerns) core->need_epoch = true;
 }
 
-static void on_tick(struct cairn_round *core, uint64_t now_ms, struct cairn_round_actions *actions)
+static void on_tick(struct cairn_round *core, uint64_t now_ms, struct round_actions *actions)
 {
     core->now_ms = now_ms;
-    cairn_round_end_pauses(core);
-    cairn_round_end_losses(core);
+    round_end_pauses(core);
+    round_end_losses(core);
     const bool open = core->stage == CAIRN_ROUND_OPEN && !core->need_epoch; // or it is void anyway
     const bool due = open && core->deadline_ms != 0;
     if (!due || now_ms < core->deadline_ms) return;
-    cairn_round_on_deadline(core, actions);
+    round_on_deadline(core, actions);
 }
 
-static void on_ready(struct cairn_round *core, const struct cairn_round_event *event)
+static void on_ready(struct cairn_round *core, const struct round_event *event)
 {
     core->ready = true;
     core->need_epoch = true; // asks the shards again: they all are at this version now
@@ -486,22 +483,22 @@ static void on_ready(struct cairn_round *core, const struct cairn_round_event *e
 /* ---- what follows from the state: nothing above goes from stage to stage but here ---- */
 
 /* One transition, if there is one to make. */
-static bool advance(struct cairn_round *core, struct cairn_round_actions *actions)
+static bool advance(struct cairn_round *core, struct round_actions *actions)
 {
-    const enum cairn_round_stage stage = core->stage;
+    const enum round_stage stage = core->stage;
     if (stage == CAIRN_ROUND_FAILED || core->persisting) return false;
-    const bool layout_due = cairn_round_layout_due(core);
+    const bool layout_due = round_layout_due(core);
     if (!shards_up(core) && !layout_due) return false;
     const bool steady = stage == CAIRN_ROUND_STEADY;
     const bool wanted = steady && round_wanted(core);
     const bool used_up = core->round_next == core->round_end;
     if (core->need_epoch || layout_due || (wanted && (core->members_changed || used_up)))
-        cairn_round_epoch_begin(core, actions);
+        round_epoch_begin(core, actions);
     else if (stage == CAIRN_ROUND_FENCING && all_answered(core))
-        cairn_round_resolve(core, actions);
+        round_resolve(core, actions);
     else if (stage == CAIRN_ROUND_OPEN && core->reduced_count == core->serving &&
-             cairn_round_state_there(core))
-        cairn_round_decide(core, actions);
+             round_state_there(core))
+        round_decide(core, actions);
     else if ((stage == CAIRN_ROUND_RESOLVING || stage == CAIRN_ROUND_DECIDED) &&
              all_published(core))
         finish(core, actions);
@@ -510,24 +507,24 @@ static bool advance(struct cairn_round *core, struct cairn_round_actions *action
     else if (wanted)
         open_round(core, actions);
     else
-        return steady && cairn_round_refuse(core, actions);
+        return steady && round_refuse(core, actions);
     return true;
 }
 
 /* True for events that belong to the work of a layout: from a shard that has no part in the
  * layout in force they mean nothing. */
-static bool is_of_layout(enum cairn_round_event_kind kind)
+static bool is_of_layout(enum round_event_kind kind)
 {
     return kind == CAIRN_ROUND_ANSWER || kind == CAIRN_ROUND_REDUCED ||
            kind == CAIRN_ROUND_PUBLISHED || kind == CAIRN_ROUND_LACKS;
 }
 
-static void take_event(struct cairn_round *core, const struct cairn_round_event *event,
-                       struct cairn_round_actions *actions)
+static void take_event(struct cairn_round *core, const struct round_event *event,
+                       struct round_actions *actions)
 {
     switch (event->kind) {
     case CAIRN_ROUND_TICK: on_tick(core, event->now_ms, actions); return;
-    case CAIRN_ROUND_PERSISTED: cairn_round_on_persisted(core, event, actions); return;
+    case CAIRN_ROUND_PERSISTED: round_on_persisted(core, event, actions); return;
     case CAIRN_ROUND_READY: on_ready(core, event); return;
     case CAIRN_ROUND_PIN:
         core->pin_pending = true;
@@ -545,24 +542,24 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
     case CAIRN_ROUND_SHARD_UP:
     case CAIRN_ROUND_SHARD_DOWN:
     case CAIRN_ROUND_SHARD_EMPTY: on_shard(core, event, actions); return;
-    case CAIRN_ROUND_ANSWER: cairn_round_on_answer(core, event, actions); return;
-    case CAIRN_ROUND_REDUCED: cairn_round_on_reduced(core, event, actions); return;
+    case CAIRN_ROUND_ANSWER: round_on_answer(core, event, actions); return;
+    case CAIRN_ROUND_REDUCED: round_on_reduced(core, event, actions); return;
     case CAIRN_ROUND_PUBLISHED: on_published(core, event, actions); return;
-    case CAIRN_ROUND_LACKS: cairn_round_on_lacks(core, event, actions); return;
+    case CAIRN_ROUND_LACKS: round_on_lacks(core, event, actions); return;
     case CAIRN_ROUND_WORKER_JOIN: on_worker_join(core, event, actions); return;
     case CAIRN_ROUND_WORKER_DOWN: on_worker_down(core, event); return;
     case CAIRN_ROUND_WORKER_BEGIN: on_worker_begin(core, event->member, actions); return;
     case CAIRN_ROUND_WORKER_COMMIT: on_worker_commit(core, event, actions); return;
     case CAIRN_ROUND_WORKER_ABANDON: on_worker_abandon(core, event, actions); return;
     case CAIRN_ROUND_WORKER_WRITE: on_worker_write(core, event->member, actions); return;
-    case CAIRN_ROUND_WORKER_PAUSE: cairn_round_on_pause(core, event); return;
+    case CAIRN_ROUND_WORKER_PAUSE: round_on_pause(core, event); return;
     case CAIRN_ROUND_WORKER_UNWRITE: on_worker_unwrite(core, event); return;
     }
     assert(false && "an event of a kind that there is not");
 }
 
-void cairn_round_on_event(struct cairn_round *core, const struct cairn_round_event *event,
-                          struct cairn_round_actions *actions)
+void round_on_event(struct cairn_round *core, const struct round_event *event,
+                    struct round_actions *actions)
 {
     assert(event->shard < core->config.shard_max);
     if (core->stage == CAIRN_ROUND_FAILED) return;
@@ -575,7 +572,7 @@ void cairn_round_on_event(struct cairn_round *core, const struct cairn_round_eve
 
 /* Answers questions about the coordinator's round machine. */
 
-enum cairn_round_stage cairn_round_stage_of(const struct cairn_round *core)
+enum round_stage round_stage_of(const struct cairn_round *core)
 {
     return core->stage;
 }
@@ -585,80 +582,79 @@ uint64_t cairn_round_epoch(const struct cairn_round *core)
     return core->epoch;
 }
 
-uint64_t cairn_round_open_round(const struct cairn_round *core)
+uint64_t round_open_round(const struct cairn_round *core)
 {
     return core->open_round;
 }
 
-struct cairn_version cairn_round_version(const struct cairn_round *core)
+struct cairn_version round_version(const struct cairn_round *core)
 {
     return core->version;
 }
 
-double cairn_round_loss_scale(const struct cairn_round *core)
+double round_loss_scale(const struct cairn_round *core)
 {
     return core->loss_scale;
 }
 
-struct cairn_skips cairn_round_skips(const struct cairn_round *core)
+struct skips round_skips(const struct cairn_round *core)
 {
     return core->skips;
 }
 
-const struct cairn_decision *cairn_round_last(const struct cairn_round *core)
+const struct cairn_decision *round_last(const struct cairn_round *core)
 {
     return &core->last;
 }
 
-bool cairn_round_client_state(const struct cairn_round *core, const uint8_t **state_out,
-                              size_t *state_bytes_out)
+bool round_client_state(const struct cairn_round *core, const uint8_t **state_out,
+                        size_t *state_bytes_out)
 {
     const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
-    struct cairn_payload head = { .state_bytes = 0 };
+    struct payload head = { .state_bytes = 0 };
     if (!resolved || !core->ready) return false;
     const bool has = core->last.payload_bytes > 0;
-    if (has &&
-        cairn_payload_decode(core->last.payload, core->last.payload_bytes, &head) != CAIRN_OK)
+    if (has && payload_decode(core->last.payload, core->last.payload_bytes, &head) != CAIRN_OK)
         return false;
     *state_out = head.state;
     *state_bytes_out = head.state_bytes;
     return true;
 }
 
-const struct cairn_round_terms *cairn_round_terms_of(const struct cairn_round *core)
+const struct round_terms *round_terms_of(const struct cairn_round *core)
 {
     return &core->config.terms;
 }
 
-double cairn_round_lr(const struct cairn_round *core, uint32_t group)
+double round_lr(const struct cairn_round *core, uint32_t group)
 {
-    return cairn_round_group_lr(&core->terms_newest, core->driven, group, core->version.step);
+    return round_group_lr(&core->terms_newest, core->driven, group, core->version.step);
 }
 
-bool cairn_round_takes_driven(const struct cairn_round *core, uint64_t member, uint64_t round)
+bool round_takes_driven(const struct cairn_round *core, uint64_t member, uint64_t round)
 {
     return core->driven_count > 0 && core->stage == CAIRN_ROUND_OPEN && !core->writing &&
-           round == core->open_round && cairn_round_contributes(core, member);
+           round == core->open_round && round_contributes(core, member);
 }
 
-bool cairn_round_pin_pending(const struct cairn_round *core)
+bool round_pin_pending(const struct cairn_round *core)
 {
     return core->pin_pending;
 }
 
-uint32_t cairn_round_worker_count(const struct cairn_round *core)
+uint32_t round_worker_count(const struct cairn_round *core)
 {
     return core->worker_count;
 }
 
-bool cairn_round_contributes(const struct cairn_round *core, uint64_t member)
+bool round_contributes(const struct cairn_round *core, uint64_t member)
 {
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].id == member) return core->workers[i].contributor;
     return false;
 }
 
-uint64_t cairn_round_paused_ms(const struct cairn_round *core)
+uint64_t round_paused_ms(const struct cairn_round *core)
 {
     uint64_t most_ms = 0;
     if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch) return 0; // it ends without them
@@ -672,7 +668,7 @@ uint64_t cairn_round_paused_ms(const struct cairn_round *core)
     return most_ms;
 }
 
-bool cairn_round_waits_for_silent(const struct cairn_round *core)
+bool round_waits_for_silent(const struct cairn_round *core)
 {
     const bool summed = core->reduced_count == core->serving;
     if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch || summed) return false;
@@ -685,7 +681,7 @@ bool cairn_round_waits_for_silent(const struct cairn_round *core)
     return false;
 }
 
-struct cairn_round_counts cairn_round_counts_of(const struct cairn_round *core)
+struct round_counts round_counts_of(const struct cairn_round *core)
 {
     return core->counts;
 }
@@ -694,14 +690,14 @@ struct cairn_round_counts cairn_round_counts_of(const struct cairn_round *core)
 
 /* A list on its way into a sentence: "shard 2 (what it has not done), shard 3 (...)". */
 struct listing {
-    const struct cairn_round_names *names;
+    const struct round_names *names;
     struct cairn_sentence *out;
     bool any;
 };
 
 static void begin_entry(struct listing *listing, bool is_shard, uint32_t number)
 {
-    const struct cairn_round_names *names = listing->names;
+    const struct round_names *names = listing->names;
     if (listing->any) cairn_sentence_add(listing->out, ", ");
     listing->any = true;
     if (names != NULL && names->add(names->context, is_shard, number, listing->out)) return;
@@ -793,8 +789,8 @@ static void wait_for_least(const struct cairn_round *core, struct cairn_sentence
                        (unsigned)least, missing == 1 ? "it" : "them");
 }
 
-void cairn_round_waiting(const struct cairn_round *core, const struct cairn_round_names *names,
-                         struct cairn_sentence *out)
+void round_waiting(const struct cairn_round *core, const struct round_names *names,
+                   struct cairn_sentence *out)
 {
     struct listing listing = { names, out, false };
     cairn_sentence_set(out, "%s", "");
@@ -806,14 +802,14 @@ void cairn_round_waiting(const struct cairn_round *core, const struct cairn_roun
         list_open_round(core, &listing);
     else if (core->stage == CAIRN_ROUND_STEADY && !core->ready)
         cairn_sentence_set(out, "the initial state of the job");
-    else if (core->stage == CAIRN_ROUND_STEADY && cairn_round_halted_of_results(core))
+    else if (core->stage == CAIRN_ROUND_STEADY && round_halted_of_results(core))
         cairn_sentence_set(
             out, "a restore or a write (results of the update to step %llu are not finite)",
             (unsigned long long)core->version.step);
-    else if (core->stage == CAIRN_ROUND_STEADY && cairn_round_halted_of_loss(core))
+    else if (core->stage == CAIRN_ROUND_STEADY && round_halted_of_loss(core))
         cairn_sentence_set(out, "an amendment or a restore (a worker was lost, and on_worker_loss "
                                 "is fail)");
-    else if (core->stage == CAIRN_ROUND_STEADY && cairn_round_halted(core))
+    else if (core->stage == CAIRN_ROUND_STEADY && round_halted(core))
         cairn_sentence_set(out,
                            "an amendment or a restore (%u rounds in a row were skipped, their "
                            "gradients not finite, and the loss scale is at its least)",
@@ -821,8 +817,8 @@ void cairn_round_waiting(const struct cairn_round *core, const struct cairn_roun
     else if (core->stage == CAIRN_ROUND_STEADY &&
              core->worker_count < core->terms_newest.workers_min)
         wait_for_least(core, out);
-    else if (core->stage == CAIRN_ROUND_STEADY && cairn_round_waits_for_lost(core))
-        cairn_round_say_lost(core, out);
+    else if (core->stage == CAIRN_ROUND_STEADY && round_waits_for_lost(core))
+        round_say_lost(core, out);
     else if (core->stage == CAIRN_ROUND_STEADY)
         wait_for_start(core, out);
 }
@@ -847,14 +843,14 @@ static void count_serving(struct cairn_round *core)
 /* Takes over the holes of the layout that a new incarnation finds; shard_max is not 0. */
 static void round_layout_init(struct cairn_round *core)
 {
-    const struct cairn_round_config *config = &core->config;
+    const struct round_config *config = &core->config;
     for (uint32_t s = 0; s < config->shard_max; s++)
         core->shards[s].gone = cairn_is_hole(config->gone, config->shard_count, s);
     core->config.gone = NULL; // it was lent
     count_serving(core);
 }
 
-static void round_on_layout(struct cairn_round *core, const struct cairn_round_event *event)
+static void round_on_layout(struct cairn_round *core, const struct round_event *event)
 {
     if (core->next.taken) return; // too late to forget it; and nobody begins another one
     if (event->layout == 0 && MUTANT(73)) return;
@@ -885,19 +881,19 @@ static bool next_up(const struct cairn_round *core)
     return true;
 }
 
-bool cairn_round_layout_due(const struct cairn_round *core)
+bool round_layout_due(const struct cairn_round *core)
 {
     if (core->next.layout == 0 || core->next.taken || !next_up(core)) return false;
     return core->next.back ||
            ((core->stage == CAIRN_ROUND_STEADY || MUTANT(63)) && !core->need_epoch);
 }
 
-void cairn_round_layout_take(struct cairn_round *core)
+void round_layout_take(struct cairn_round *core)
 {
     core->next.taken = true;
 }
 
-void cairn_round_layout_enter(struct cairn_round *core)
+void round_layout_enter(struct cairn_round *core)
 {
     const struct next_layout next = core->next;
     core->next = (struct next_layout) { .layout = 0 };
@@ -912,7 +908,7 @@ void cairn_round_layout_enter(struct cairn_round *core)
     count_serving(core);
 }
 
-const char *cairn_round_layout_judge(const struct cairn_round *core)
+const char *round_layout_judge(const struct cairn_round *core)
 {
     if (!core->went_back) return NULL;
     const bool same = core->config.layout_at.generation != 0 &&
@@ -925,17 +921,17 @@ uint64_t cairn_round_layout(const struct cairn_round *core)
     return core->config.layout;
 }
 
-uint64_t cairn_round_layout_pending(const struct cairn_round *core)
+uint64_t round_layout_pending(const struct cairn_round *core)
 {
     return core->next.taken ? 0 : core->next.layout;
 }
 
-struct cairn_version cairn_round_layout_at(const struct cairn_round *core)
+struct cairn_version round_layout_at(const struct cairn_round *core)
 {
     return core->config.layout_at;
 }
 
-bool cairn_round_has_shard(const struct cairn_round *core, uint32_t shard)
+bool round_has_shard(const struct cairn_round *core, uint32_t shard)
 {
     return shard < core->config.shard_count && !core->shards[shard].gone;
 }

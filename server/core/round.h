@@ -58,7 +58,7 @@
 
 #define CAIRN_ROUND_BLOCK 4096 /* round numbers made durable with an epoch */
 
-enum cairn_round_stage {
+enum round_stage {
     CAIRN_ROUND_WAITING = 0, /* for shards that are not up, or for PERSISTED */
     CAIRN_ROUND_FENCING = 1,
     CAIRN_ROUND_RESOLVING = 2,
@@ -69,7 +69,7 @@ enum cairn_round_stage {
 };
 
 /* A tensor, as updates see it. */
-struct cairn_round_tensor {
+struct round_tensor {
     uint64_t elems;
     uint32_t group; /* CAIRN_ROUND_UNTRAINED: it is in none */
     bool frozen;    /* it takes no gradient, whatever its group does */
@@ -78,13 +78,13 @@ struct cairn_round_tensor {
 
 /* The terms of the update that an amendment may change, in the spec's order. They are borrowed
  * from when the core is told of them until it says that others are in force
- * (cairn_round_terms_of). */
-struct cairn_round_terms {
+ * (round_terms_of). */
+struct round_terms {
     const struct cairn_group_hyper *groups; /* [group_count] */
     const struct cairn_schedule *schedules; /* [group_count], of their lr; NULL: all are constant */
     const bool *frozen;                     /* [group_count], take no gradient; NULL: none */
     /* [tensor_count]; group and elems are what they were */
-    const struct cairn_round_tensor *tensors;
+    const struct round_tensor *tensors;
     bool any_frozen;   /* of the tensors, by itself or with its group */
     double clip_norm;  /* 0 = no clipping */
     uint64_t revision; /* of their spec */
@@ -96,7 +96,7 @@ struct cairn_round_terms {
 };
 
 /* How the loss scale moves; its value stands in every payload. */
-struct cairn_round_scaling {
+struct round_scaling {
     double start; /* at the job's beginning; 1 = none */
     /* A skip halves it, down to min; growth_rounds applied in a row double it, up to max. */
     bool dynamic;
@@ -104,7 +104,7 @@ struct cairn_round_scaling {
     uint32_t growth_rounds;
 };
 
-struct cairn_round_config {
+struct round_config {
     uint32_t shard_count; /* of the layout in force, holes among them; at least 1 */
     uint32_t shard_max;   /* of any layout; 0: as many as there are */
     /* [(shard_count + 7) / 8] bit s % 8 of byte s / 8: a hole, no such shard. NULL: none. Borrowed for the
@@ -115,7 +115,7 @@ struct cairn_round_config {
     /* So long after a round opened the shards are asked whom they wait for, and those workers are dropped;
      * 0 = never. */
     uint64_t step_deadline_ms;
-    struct cairn_round_terms terms;
+    struct round_terms terms;
     uint32_t group_count;
     /* 0: no tensor is told of, and each has the job's count of updates. */
     uint32_t tensor_count;
@@ -123,10 +123,10 @@ struct cairn_round_config {
     bool leaves_untouched;
     /* Bytes of client state, at most CAIRN_SPEC_CLIENT_STATE_MAX; 0: the trainer gives none. */
     uint32_t client_state_max;
-    struct cairn_round_scaling scaling;
+    struct round_scaling scaling;
     bool fail_nonfinite; /* sums that are not finite: the workers are told (and it is a skip) */
     bool halt_nonfinite; /* after results that are not finite no round opens, until a write */
-    uint32_t skips_max;  /* in a row (struct cairn_skips); 0 = any number */
+    uint32_t skips_max;  /* in a row (struct skips); 0 = any number */
     /* what the disk says: both 0 in a fresh job */
     uint64_t epoch;          /* the last one made durable */
     uint64_t round_reserved; /* no incarnation has used this round number or a higher one */
@@ -137,7 +137,7 @@ struct cairn_round_config {
 };
 
 /* A contributor that is not done with a round at a shard, or at the relay there. */
-struct cairn_round_lack {
+struct round_lack {
     uint64_t member; /* a worker, or a relay */
     uint32_t micro;  /* the micro-batch that it is in */
     bool waits; /* what it can send is here, and others come first. False: something of it lacks */
@@ -145,18 +145,18 @@ struct cairn_round_lack {
 };
 
 /* A tensor on a shard: so many of its elements have no gradient in the round. */
-struct cairn_round_untouched {
+struct round_untouched {
     uint64_t elems;
     uint32_t tensor; /* may be there more than once */
 };
 
-enum cairn_round_event_kind {
+enum round_event_kind {
     /* the world */
     CAIRN_ROUND_TICK,      /* now_ms, monotonic: for step_deadline; a few a second */
     CAIRN_ROUND_PERSISTED, /* epoch: the last PERSIST is durable */
     CAIRN_ROUND_READY, /* version: every trained plane has its source and every shard was told. Rounds
                             * may open. Also first thing in a new incarnation of an initialized job */
-    CAIRN_ROUND_PIN,   /* snapshot; one that is pending (cairn_round_pin_pending) is forgotten */
+    CAIRN_ROUND_PIN,   /* snapshot; one that is pending (round_pin_pending) is forgotten */
     CAIRN_ROUND_GATE, /* world, shut: from now a round opens only of exactly the ranks 0, ..., world - 1
                         * (world 0: of any workers), and not while it is shut. Before: 0, not shut */
     CAIRN_ROUND_AMEND, /* terms: in force from the next round that opens. No loss of before counts any more */
@@ -196,8 +196,8 @@ enum cairn_round_event_kind {
                                  * round, or (0) of any, is void */
 };
 
-struct cairn_round_event {
-    enum cairn_round_event_kind kind;
+struct round_event {
+    enum round_event_kind kind;
     uint64_t epoch, round;
     uint64_t member;
     uint32_t rank;
@@ -213,20 +213,20 @@ struct cairn_round_event {
     bool nonfinite; /* the update of that version left something there that is not finite */
     /* borrowed for the call */
     const struct cairn_decision *decision;
-    const struct cairn_step_sums *sums;
-    const struct cairn_round_untouched *untouched; /* [untouched_count] */
+    const struct step_sums *sums;
+    const struct round_untouched *untouched; /* [untouched_count] */
     uint32_t untouched_count;
-    const struct cairn_round_terms *terms; /* what they point to: see there */
-    const struct cairn_round_lack *lacks;  /* [lack_count] */
+    const struct round_terms *terms; /* what they point to: see there */
+    const struct round_lack *lacks;  /* [lack_count] */
     uint32_t lack_count;
     const uint8_t *gone;  /* as in the configuration; a shard that was one stays one */
     const uint8_t *state; /* [state_bytes], at most client_state_max */
     size_t state_bytes;
-    /* [group_count] learning rates of driven groups; NULL unless cairn_round_takes_driven */
+    /* [group_count] learning rates of driven groups; NULL unless round_takes_driven */
     const double *driven;
 };
 
-enum cairn_round_action_kind {
+enum round_action_kind {
     CAIRN_ROUND_PERSIST, /* epoch, round_reserved, layout, version = its layout_at: make all durable in one
                           * write → PERSISTED. A later one replaces it */
     /* to every shard of the layout in force */
@@ -252,7 +252,7 @@ enum cairn_round_action_kind {
                                 *            that lack something of it, `shard` is one; 0: it did not end
                                 *            its write, or give its client state
                                 *   BUSY     member_max are attached already */
-    CAIRN_ROUND_WORKER_REFUSED, /* what it began: no round opens, see cairn_round_halted */
+    CAIRN_ROUND_WORKER_REFUSED, /* what it began: no round opens, see round_halted */
     CAIRN_ROUND_SHARD_LATE, /* shard, round, world = contributors of which it lacks something: step_deadline
                              * has passed, and no worker is to blame. It comes again with each deadline */
     CAIRN_ROUND_FAIL, /* shard, why: the job is lost until a restore; nothing more will come */
@@ -260,8 +260,8 @@ enum cairn_round_action_kind {
                          * an older copy. Nothing more will come */
 };
 
-struct cairn_round_action {
-    enum cairn_round_action_kind kind;
+struct round_action {
+    enum round_action_kind kind;
     uint64_t epoch, round;
     uint64_t round_reserved;
     uint64_t member;
@@ -282,90 +282,90 @@ struct cairn_round_action {
 };
 
 /* Filled from count on; the core asserts that it fits. */
-struct cairn_round_actions {
-    struct cairn_round_action *list; /* [capacity] */
+struct round_actions {
+    struct round_action *list; /* [capacity] */
     size_t count, capacity;
 };
 /* No event gives more actions than this. */
-size_t cairn_round_actions_max(const struct cairn_round_config *config);
+size_t round_actions_max(const struct round_config *config);
 
 struct cairn_round;
 
 /* Bytes of memory for a core of this configuration; 0 if it is not valid or overflows. */
-size_t cairn_round_bytes(const struct cairn_round_config *config);
-/* A new incarnation in `memory` (cairn_round_bytes, aligned as by malloc; borrowed until it is dropped;
+size_t round_bytes(const struct round_config *config);
+/* A new incarnation in `memory` (round_bytes, aligned as by malloc; borrowed until it is dropped;
  * nothing to release). All shards down, no worker, not ready. */
-struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_config *config);
+struct cairn_round *round_init(void *memory, const struct round_config *config);
 
 /* Takes one event. An event of another epoch, round or stage changes nothing. */
-void cairn_round_on_event(struct cairn_round *core, const struct cairn_round_event *event,
-                          struct cairn_round_actions *actions);
+void round_on_event(struct cairn_round *core, const struct round_event *event,
+                    struct round_actions *actions);
 
 /* ---- questions ---- */
-enum cairn_round_stage cairn_round_stage_of(const struct cairn_round *core);
+enum round_stage round_stage_of(const struct cairn_round *core);
 uint64_t cairn_round_epoch(const struct cairn_round *core);
-uint64_t cairn_round_open_round(const struct cairn_round *core); /* not resolved yet; 0 = none */
+uint64_t round_open_round(const struct cairn_round *core); /* not resolved yet; 0 = none */
 /* The one that all shards have published; in FENCING and before, the last that was known. */
-struct cairn_version cairn_round_version(const struct cairn_round *core);
-double cairn_round_loss_scale(const struct cairn_round *core);
+struct cairn_version round_version(const struct cairn_round *core);
+double round_loss_scale(const struct cairn_round *core);
 /* In FENCING and before, what was known last. */
-struct cairn_skips cairn_round_skips(const struct cairn_round *core);
+struct skips round_skips(const struct cairn_round *core);
 /* No round of steps opens: skips_max in a row were skipped by the newest terms, or (of_results) the last
  * update left what is not finite, and halt_nonfinite is set, or (of_loss) a worker was lost, and
  * on_worker_loss is FAIL. */
-bool cairn_round_halted(const struct cairn_round *core);
-bool cairn_round_halted_of_results(const struct cairn_round *core);
-bool cairn_round_halted_of_loss(const struct cairn_round *core);
+bool round_halted(const struct cairn_round *core);
+bool round_halted_of_results(const struct cairn_round *core);
+bool round_halted_of_loss(const struct cairn_round *core);
 /* No round of steps opens yet: on_worker_loss is WAIT, and fewer workers are there than before a loss. */
-bool cairn_round_waits_for_lost(const struct cairn_round *core);
-const struct cairn_decision *cairn_round_last(const struct cairn_round *core);
-/* The client state of cairn_round_version; valid until the next event. False: not known now, because an epoch
+bool round_waits_for_lost(const struct cairn_round *core);
+const struct cairn_decision *round_last(const struct cairn_round *core);
+/* The client state of round_version; valid until the next event. False: not known now, because an epoch
  * changes or a decision is being carried out. */
-bool cairn_round_client_state(const struct cairn_round *core, const uint8_t **state_out,
-                              size_t *state_bytes_out);
+bool round_client_state(const struct cairn_round *core, const uint8_t **state_out,
+                        size_t *state_bytes_out);
 /* The terms of the open round, or of the last one. Besides them only those of the newest AMEND are still
  * read. */
-const struct cairn_round_terms *cairn_round_terms_of(const struct cairn_round *core);
+const struct round_terms *round_terms_of(const struct cairn_round *core);
 /* The member's COMMIT of that round has to bring the rates of driven groups: each one is finite, and the
  * group's hyper-parameters pass their check with it. */
-bool cairn_round_takes_driven(const struct cairn_round *core, uint64_t member, uint64_t round);
+bool round_takes_driven(const struct cairn_round *core, uint64_t member, uint64_t round);
 /* The learning rate of a group in the next round, by the newest terms; of a driven group the one that was
  * given last. */
-double cairn_round_lr(const struct cairn_round *core, uint32_t group);
+double round_lr(const struct cairn_round *core, uint32_t group);
 /* How many steps passed a trained tensor by. */
-uint64_t cairn_round_missed(const struct cairn_round *core, uint32_t tensor);
-bool cairn_round_pin_pending(const struct cairn_round *core);
+uint64_t round_missed(const struct cairn_round *core, uint32_t tensor);
+bool round_pin_pending(const struct cairn_round *core);
 /* The layout in force: the last one that is durable. */
 uint64_t cairn_round_layout(const struct cairn_round *core);
 /* The one that waits, and can be forgotten; 0: none, or it is being made durable. */
-uint64_t cairn_round_layout_pending(const struct cairn_round *core);
+uint64_t round_layout_pending(const struct cairn_round *core);
 /* The version that the shards had when the layout in force came; generation 0: not known, or it
  * is the first. */
-struct cairn_version cairn_round_layout_at(const struct cairn_round *core);
+struct cairn_version round_layout_at(const struct cairn_round *core);
 /* The layout in force has that shard. */
-bool cairn_round_has_shard(const struct cairn_round *core, uint32_t shard);
-uint32_t cairn_round_worker_count(const struct cairn_round *core);
+bool round_has_shard(const struct cairn_round *core, uint32_t shard);
+uint32_t round_worker_count(const struct cairn_round *core);
 /* The open round, decided or not, counts on the worker. */
-bool cairn_round_contributes(const struct cairn_round *core, uint64_t member);
+bool round_contributes(const struct cairn_round *core, uint64_t member);
 /* How long, at most, the open round may still wait for workers that pause; 0: it waits for none. */
-uint64_t cairn_round_paused_ms(const struct cairn_round *core);
+uint64_t round_paused_ms(const struct cairn_round *core);
 /* The open round waits for a worker that lives and does not pause. */
-bool cairn_round_waits_for_silent(const struct cairn_round *core);
+bool round_waits_for_silent(const struct cairn_round *core);
 /* Since this incarnation began. */
-struct cairn_round_counts {
+struct round_counts {
     uint64_t applied, skipped, abandoned;
 };
-struct cairn_round_counts cairn_round_counts_of(const struct cairn_round *core);
+struct round_counts round_counts_of(const struct cairn_round *core);
 
 /* Whom it waits for, as the end of a sentence: "shard 2 (not connected)", "worker of rank 1 (has not
  * committed round 4711)", "2 more workers (1 of 3 attached)"; empty when it waits for nobody. */
-struct cairn_round_names { /* of those that the core knows by number */
+struct round_names { /* of those that the core knows by number */
     /* Adds who it is to `out`; false, and adds nothing: the number will do. */
     bool (*add)(const void *context, bool is_shard, uint32_t number, struct cairn_sentence *out);
     const void *context;
 };
 /* names may be NULL. */
-void cairn_round_waiting(const struct cairn_round *core, const struct cairn_round_names *names,
-                         struct cairn_sentence *out);
+void round_waiting(const struct cairn_round *core, const struct round_names *names,
+                   struct cairn_sentence *out);
 
 #endif

@@ -8,12 +8,12 @@
 
 #include "server/core/mutant.h"
 
-static bool round_missed_note(struct cairn_round *core, const struct cairn_round_event *event);
-static bool round_missed_give(struct cairn_round *core, bool applies, struct cairn_payload *head);
+static bool round_missed_note(struct cairn_round *core, const struct round_event *event);
+static bool round_missed_give(struct cairn_round *core, bool applies, struct payload *head);
 static void round_end_row(struct cairn_round *core);
 static void round_count_skip(struct cairn_round *core, bool is_hopeless);
 
-static cairn_status add_sums(struct cairn_step_sums *sums, const struct cairn_step_sums *more)
+static cairn_status add_sums(struct step_sums *sums, const struct step_sums *more)
 {
     if (more->nonfinite > UINT64_MAX - sums->nonfinite) return CAIRN_ERR_INVALID;
     sums->nonfinite += more->nonfinite;
@@ -25,8 +25,8 @@ static cairn_status add_sums(struct cairn_step_sums *sums, const struct cairn_st
     return cairn_exact_add(&sums->sum_squares, &more->sum_squares);
 }
 
-void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,
-                            struct cairn_round_actions *actions)
+void round_on_reduced(struct cairn_round *core, const struct round_event *event,
+                      struct round_actions *actions)
 {
     if (core->stage != CAIRN_ROUND_OPEN || event->epoch != core->epoch ||
         event->round != core->open_round)
@@ -34,16 +34,16 @@ void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_e
     struct shard *shard = &core->shards[event->shard];
     if (shard->reduced) return;
     if (core->reduced_count > 0 && event->sums->weight != core->sums.weight) {
-        cairn_round_fail(core, event->shard, "it has another sum of weights than the other shards",
-                         actions);
+        round_fail(core, event->shard, "it has another sum of weights than the other shards",
+                   actions);
         return;
     }
     if (add_sums(&core->sums, event->sums) != CAIRN_OK) {
-        cairn_round_fail(core, event->shard, "its sum of squares is not possible", actions);
+        round_fail(core, event->shard, "its sum of squares is not possible", actions);
         return;
     }
     if (!round_missed_note(core, event)) {
-        cairn_round_fail(core, event->shard, "it tells of a tensor that the job has not", actions);
+        round_fail(core, event->shard, "it tells of a tensor that the job has not", actions);
         return;
     }
     core->sums.weight = event->sums->weight;
@@ -60,7 +60,7 @@ static bool scale_is_least(const struct cairn_round *core)
 /* A skip halves a dynamic loss scale, long success doubles it, as torch.cuda.amp.GradScaler does. */
 static void adapt_loss_scale(struct cairn_round *core, bool applied)
 {
-    const struct cairn_round_scaling *s = &core->config.scaling;
+    const struct round_scaling *s = &core->config.scaling;
     if (!s->dynamic) return;
     core->good_rounds = applied ? core->good_rounds + 1 : 0;
     if (!applied) core->loss_scale = core->loss_scale / 2 > s->min ? core->loss_scale / 2 : s->min;
@@ -69,8 +69,8 @@ static void adapt_loss_scale(struct cairn_round *core, bool applied)
     core->loss_scale = core->loss_scale * 2 < s->max ? core->loss_scale * 2 : s->max;
 }
 
-double cairn_round_group_lr(const struct cairn_round_terms *terms, const double *driven,
-                            uint32_t group, uint64_t step)
+double round_group_lr(const struct round_terms *terms, const double *driven, uint32_t group,
+                      uint64_t step)
 {
     const double lr = terms->groups[group].lr;
     if (terms->schedules == NULL) return lr;
@@ -82,15 +82,15 @@ double cairn_round_group_lr(const struct cairn_round_terms *terms, const double 
 /* The hyper-parameters of a group in the open round. */
 static struct cairn_group_hyper round_hyper(const struct cairn_round *core, uint32_t group)
 {
-    const struct cairn_round_terms *terms = &core->config.terms;
+    const struct round_terms *terms = &core->config.terms;
     struct cairn_group_hyper hyper = terms->groups[group];
-    hyper.lr = cairn_round_group_lr(terms, core->driven_given, group, core->version.step);
+    hyper.lr = round_group_lr(terms, core->driven_given, group, core->version.step);
     return hyper;
 }
 
 static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
 {
-    const struct cairn_round_terms *terms = &core->config.terms;
+    const struct round_terms *terms = &core->config.terms;
     for (uint32_t g = 0; g < core->config.group_count; g++) {
         const struct cairn_group_hyper hyper = round_hyper(core, g);
         const cairn_status status = cairn_group_scalars_of(&hyper, core->version.step + 1,
@@ -103,7 +103,7 @@ static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
 }
 
 /* True if there is an update to make; then `head` and the scalars are that update's. */
-static bool judge_sums(struct cairn_round *core, struct cairn_payload *head)
+static bool judge_sums(struct cairn_round *core, struct payload *head)
 {
     struct cairn_update_norm norm;
     if (core->sums.nonfinite > 0) return false;
@@ -120,17 +120,17 @@ static bool judge_sums(struct cairn_round *core, struct cairn_payload *head)
 }
 
 /* The decision stands in `last`: all shards hear it. */
-static void send_decision(struct cairn_round *core, struct cairn_round_actions *actions)
+static void send_decision(struct cairn_round *core, struct round_actions *actions)
 {
     core->stage = CAIRN_ROUND_DECIDED;
     core->deadline_ms = 0;
     for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].published = false;
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_DECIDE);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_DECIDE);
     action->epoch = core->epoch;
     action->decision = &core->last;
 }
 
-bool cairn_round_state_there(const struct cairn_round *core)
+bool round_state_there(const struct cairn_round *core)
 {
     const bool awaited = core->config.client_state_max > 0 || core->driven_count > 0;
     if (!awaited || core->writing || MUTANT(24)) return true;
@@ -141,48 +141,46 @@ bool cairn_round_state_there(const struct cairn_round *core)
 }
 
 /* The client state of the version before the decision; it lies in the last payload. */
-static void keep_state(const struct cairn_round *core, struct cairn_payload *head)
+static void keep_state(const struct cairn_round *core, struct payload *head)
 {
-    struct cairn_payload last;
+    struct payload last;
     head->state_bytes = 0;
     if (core->last.payload_bytes == 0) return;
-    const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
-                                                     &last);
+    const cairn_status status = payload_decode(core->last.payload, core->last.payload_bytes, &last);
     assert(status == CAIRN_OK); // made here, or taken by take_job_state
     head->state = last.state;
     head->state_bytes = last.state_bytes;
 }
 
-static void give_driven(const struct cairn_round *core, struct cairn_payload *head)
+static void give_driven(const struct cairn_round *core, struct payload *head)
 {
     head->driven = core->driven;
     head->driven_count = core->driven_count;
 }
 
 /* False: the job has failed. (What may lead there is refused before: amend.c of the coordinator.) */
-static bool give_missed(struct cairn_round *core, bool applies, struct cairn_payload *head,
-                        struct cairn_round_actions *actions)
+static bool give_missed(struct cairn_round *core, bool applies, struct payload *head,
+                        struct round_actions *actions)
 {
     if (round_missed_give(core, applies, head)) return true;
-    cairn_round_fail(core, 0, "its tensors stand at more counts of updates than can be told",
-                     actions);
+    round_fail(core, 0, "its tensors stand at more counts of updates than can be told", actions);
     return false;
 }
 
 /* Decides a write: the planes that were put take effect. Beside the generation, and a row of
  * skips that ends, nothing of the job's state changes. */
-static void decide_write(struct cairn_round *core, struct cairn_round_actions *actions)
+static void decide_write(struct cairn_round *core, struct round_actions *actions)
 {
-    struct cairn_payload head = { .clip_scale = 1,
-                                  .loss_scale = core->loss_scale,
-                                  .good_rounds = core->good_rounds,
-                                  .finite = true };
+    struct payload head = { .clip_scale = 1,
+                            .loss_scale = core->loss_scale,
+                            .good_rounds = core->good_rounds,
+                            .finite = true };
     round_end_row(core);
     head.skips = core->skips;
     keep_state(core, &head);
     give_driven(core, &head);
     if (!give_missed(core, false, &head, actions)) return;
-    const size_t bytes = cairn_payload_encode(&head, core->scalars, core->payload);
+    const size_t bytes = payload_encode(&head, core->scalars, core->payload);
     core->last = (struct cairn_decision) {
         .kind = CAIRN_DECISION_WRITE,
         .round = core->open_round,
@@ -193,17 +191,16 @@ static void decide_write(struct cairn_round *core, struct cairn_round_actions *a
     send_decision(core, actions);
 }
 
-void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *actions)
+void round_decide(struct cairn_round *core, struct round_actions *actions)
 {
     if (core->writing) {
         decide_write(core, actions);
         return;
     }
-    struct cairn_payload head = { .grad_norm = (double)NAN, .clip_scale = 1 };
+    struct payload head = { .grad_norm = (double)NAN, .clip_scale = 1 };
     head.fail = core->config.fail_nonfinite;
     if (core->config.group_count > 0)
-        head.lr = cairn_round_group_lr(&core->config.terms, core->driven_given, 0,
-                                       core->version.step);
+        head.lr = round_group_lr(&core->config.terms, core->driven_given, 0, core->version.step);
     const bool apply = judge_sums(core, &head);
     const bool counted = core->sums.weight > 0 || core->sums.nonfinite > 0;
     if (apply)
@@ -226,7 +223,7 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
         memcpy(core->driven, core->driven_given, core->driven_count * sizeof *core->driven);
     give_driven(core, &head);
     if (!give_missed(core, apply, &head, actions)) return;
-    const size_t bytes = cairn_payload_encode(&head, core->scalars, core->payload);
+    const size_t bytes = payload_encode(&head, core->scalars, core->payload);
 
     core->last = (struct cairn_decision) {
         .kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP,
@@ -253,9 +250,9 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
  * they publish, again in each epoch, so that the next incarnation hears of them. No other terms
  * mend such results: a write does. */
 
-void cairn_round_take_skips(struct cairn_round *core, const struct cairn_skips *told)
+void round_take_skips(struct cairn_round *core, const struct skips *told)
 {
-    core->skips = told != NULL && !MUTANT(44) ? *told : (struct cairn_skips) { 0 };
+    core->skips = told != NULL && !MUTANT(44) ? *told : (struct skips) { 0 };
     if (core->last.round == 0) round_end_row(core);
 }
 
@@ -276,7 +273,7 @@ static void round_count_skip(struct cairn_round *core, bool is_hopeless)
     core->skips.revision = revision;
 }
 
-bool cairn_round_halted_of_results(const struct cairn_round *core)
+bool round_halted_of_results(const struct cairn_round *core)
 {
     bool any = false;
     if (!core->config.halt_nonfinite) return false;
@@ -284,24 +281,24 @@ bool cairn_round_halted_of_results(const struct cairn_round *core)
     return any;
 }
 
-bool cairn_round_halted(const struct cairn_round *core)
+bool round_halted(const struct cairn_round *core)
 {
-    const struct cairn_skips *skips = &core->skips;
-    if (cairn_round_halted_of_results(core) || cairn_round_halted_of_loss(core)) return true;
+    const struct skips *skips = &core->skips;
+    if (round_halted_of_results(core) || round_halted_of_loss(core)) return true;
     if (core->config.skips_max == 0 || skips->in_row < core->config.skips_max || MUTANT(45))
         return false;
     return skips->revision == core->terms_newest.revision || MUTANT(46);
 }
 
-bool cairn_round_refuse(struct cairn_round *core, struct cairn_round_actions *actions)
+bool round_refuse(struct cairn_round *core, struct round_actions *actions)
 {
     bool any = false;
-    if (!cairn_round_halted(core)) return false;
+    if (!round_halted(core)) return false;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
         if (!worker->wants) continue;
         worker->wants = false;
-        cairn_round_act(actions, CAIRN_ROUND_WORKER_REFUSED)->member = worker->id;
+        round_act(actions, CAIRN_ROUND_WORKER_REFUSED)->member = worker->id;
         any = true;
     }
     return any;
@@ -318,20 +315,19 @@ bool cairn_round_refuse(struct cairn_round *core, struct cairn_round_actions *ac
 
 #define NO_MICRO UINT32_MAX
 
-static void drop(struct cairn_round *core, struct worker *worker,
-                 struct cairn_round_actions *actions)
+static void drop(struct cairn_round *core, struct worker *worker, struct round_actions *actions)
 {
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_FENCE);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_WORKER_FENCE);
     action->member = worker->id;
     action->status = CAIRN_ERR_TIMEOUT;
     action->round = core->open_round;
     action->shard = worker->lacking_shard;
     action->world = worker->lacked_by;
-    cairn_round_note_lost(core);
-    cairn_round_remove_worker(core, worker);
+    round_note_lost(core);
+    round_remove_worker(core, worker);
 }
 
-static void ask_shards(struct cairn_round *core, struct cairn_round_actions *actions)
+static void ask_shards(struct cairn_round *core, struct round_actions *actions)
 {
     core->asking = true;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
@@ -342,7 +338,7 @@ static void ask_shards(struct cairn_round *core, struct cairn_round_actions *act
         core->workers[i].lacks = core->workers[i].waits = NO_MICRO;
         core->workers[i].lacked_by = 0;
     }
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_ASK_LACKS);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_ASK_LACKS);
     action->epoch = core->epoch;
     action->round = core->open_round;
 }
@@ -362,9 +358,9 @@ static void end_pause(struct cairn_round *core, struct worker *worker)
         core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
 }
 
-void cairn_round_on_pause(struct cairn_round *core, const struct cairn_round_event *event)
+void round_on_pause(struct cairn_round *core, const struct round_event *event)
 {
-    struct worker *worker = cairn_round_find_worker(core, event->member);
+    struct worker *worker = round_find_worker(core, event->member);
     if (worker == NULL) return;
     if (event->wait_ms > 0)
         worker->paused_ms = core->now_ms + event->wait_ms;
@@ -372,7 +368,7 @@ void cairn_round_on_pause(struct cairn_round *core, const struct cairn_round_eve
         end_pause(core, worker);
 }
 
-void cairn_round_end_pauses(struct cairn_round *core)
+void round_end_pauses(struct cairn_round *core)
 {
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
@@ -387,7 +383,7 @@ static bool is_late(const struct cairn_round *core, const struct worker *worker)
     return core->writing || (worker->dense == 0 && !worker->committed);
 }
 
-void cairn_round_on_deadline(struct cairn_round *core, struct cairn_round_actions *actions)
+void round_on_deadline(struct cairn_round *core, struct round_actions *actions)
 {
     core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
     if (!core->writing && core->reduced_count < core->serving) {
@@ -403,10 +399,10 @@ void cairn_round_on_deadline(struct cairn_round *core, struct cairn_round_action
 
 /* ---- the answers ---- */
 
-static void note_lack(struct cairn_round *core, uint32_t shard, const struct cairn_round_lack *lack)
+static void note_lack(struct cairn_round *core, uint32_t shard, const struct round_lack *lack)
 {
     if (!lack->relayed && !lack->waits) core->shards[shard].lacks++;
-    struct worker *worker = cairn_round_find_worker(core, lack->member);
+    struct worker *worker = round_find_worker(core, lack->member);
     if (worker == NULL || !worker->contributor) return; // a relay: its shard says whom that lacks
     uint32_t *least = lack->waits && !MUTANT(39) ? &worker->waits : &worker->lacks;
     if (lack->micro < *least) *least = lack->micro;
@@ -477,7 +473,7 @@ static uint32_t neediest(const struct cairn_round *core, bool *alone_out)
 /* If one shard alone lacks what most workers have sent to all other shards, the fault is that
  * shard's, or its network's. A job's only shard is believed, unless all of these workers say
  * that they have sent everything. */
-static void judge(struct cairn_round *core, struct cairn_round_actions *actions)
+static void judge(struct cairn_round *core, struct round_actions *actions)
 {
     bool alone, committed;
     const uint32_t least = least_lacking(core), guilty = count_guilty(core, least, &committed);
@@ -491,7 +487,7 @@ static void judge(struct cairn_round *core, struct cairn_round_actions *actions)
         core->late_round = core->open_round;
         core->late_shard = shard;
         core->late_lacks = core->shards[shard].lacks;
-        struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_SHARD_LATE);
+        struct round_action *action = round_act(actions, CAIRN_ROUND_SHARD_LATE);
         action->shard = shard;
         action->round = core->open_round;
         action->world = core->late_lacks;
@@ -501,8 +497,8 @@ static void judge(struct cairn_round *core, struct cairn_round_actions *actions)
         if (is_guilty(&core->workers[i], least)) drop(core, &core->workers[i], actions);
 }
 
-void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_event *event,
-                          struct cairn_round_actions *actions)
+void round_on_lacks(struct cairn_round *core, const struct round_event *event,
+                    struct round_actions *actions)
 {
     struct shard *shard = &core->shards[event->shard];
     const bool awaited = core->asking && core->stage == CAIRN_ROUND_OPEN && !core->need_epoch;
@@ -523,7 +519,7 @@ void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_eve
  * travels in the payload of the decisions, so that the next incarnation, a snapshot and a shard that joins
  * have it. */
 
-void cairn_round_missed_begin(struct cairn_round *core)
+void round_missed_begin(struct cairn_round *core)
 {
     if (core->has_untouched)
         memset(core->untouched, 0, core->config.tensor_count * sizeof *core->untouched);
@@ -531,7 +527,7 @@ void cairn_round_missed_begin(struct cairn_round *core)
 }
 
 /* A shard says what nobody touched. False: there is no such tensor. */
-static bool round_missed_note(struct cairn_round *core, const struct cairn_round_event *event)
+static bool round_missed_note(struct cairn_round *core, const struct round_event *event)
 {
     if (!core->config.leaves_untouched) return true;
     for (uint32_t i = 0; i < event->untouched_count; i++)
@@ -543,7 +539,7 @@ static bool round_missed_note(struct cairn_round *core, const struct cairn_round
     return true;
 }
 
-cairn_status cairn_round_missed_take(struct cairn_round *core, const struct cairn_payload *told)
+cairn_status round_missed_take(struct cairn_round *core, const struct payload *told)
 {
     const bool none = told == NULL || told->missed.size == 0 || MUTANT(78);
     if (core->has_missed) memset(core->missed, 0, core->config.tensor_count * sizeof *core->missed);
@@ -552,14 +548,14 @@ cairn_status cairn_round_missed_take(struct cairn_round *core, const struct cair
     if (core->config.tensor_count == 0) return CAIRN_ERR_MALFORMED;
     for (uint32_t t = 0; t < core->config.tensor_count; t++) {
         if (core->config.terms.tensors[t].group == CAIRN_ROUND_UNTRAINED) continue;
-        core->missed[t] = cairn_missed_steps(&told->missed, t);
+        core->missed[t] = missed_steps(&told->missed, t);
         if (core->missed[t] > core->last.version_after.step) return CAIRN_ERR_MALFORMED;
         core->has_missed = core->has_missed || core->missed[t] > 0;
     }
     return CAIRN_OK;
 }
 
-uint64_t cairn_round_missed(const struct cairn_round *core, uint32_t tensor)
+uint64_t round_missed(const struct cairn_round *core, uint32_t tensor)
 {
     assert(tensor < core->config.tensor_count);
     return core->missed[tensor];
@@ -568,18 +564,18 @@ uint64_t cairn_round_missed(const struct cairn_round *core, uint32_t tensor)
 /* The open round's step passes the tensor by. */
 static bool passes_by(const struct cairn_round *core, uint32_t t)
 {
-    const struct cairn_round_terms *terms = &core->config.terms;
-    const struct cairn_round_tensor *tensor = &terms->tensors[t];
+    const struct round_terms *terms = &core->config.terms;
+    const struct round_tensor *tensor = &terms->tensors[t];
     if (tensor->frozen || (terms->frozen != NULL && terms->frozen[tensor->group])) return true;
     if (core->untouched[t] == 0) return false;
     return core->untouched[t] >= tensor->elems || MUTANT(79);
 }
 
 /* Sets the scalars of each class that the step updates. */
-static void set_scalars(const struct cairn_round *core, struct cairn_missed_writer *writer)
+static void set_scalars(const struct cairn_round *core, struct missed_writer *writer)
 {
     for (uint32_t c = 0; c < writer->class_count; c++) {
-        const struct cairn_missed_class one = cairn_missed_written(writer, c);
+        const struct missed_class one = missed_written(writer, c);
         if ((one.flags & CAIRN_MISSED_THIS) != 0) continue;
         const struct cairn_group_hyper hyper = round_hyper(core, one.group);
         const uint64_t count = core->version.step + 1 - (MUTANT(80) ? 0 : one.steps);
@@ -588,18 +584,18 @@ static void set_scalars(const struct cairn_round *core, struct cairn_missed_writ
             &hyper, count, core->scalars[one.group].grad_scale, &scalars);
         assert(status == CAIRN_OK); // as of the group, and the count is at least 1
         (void)status;
-        cairn_missed_set(writer, c, &scalars);
+        missed_set(writer, c, &scalars);
     }
 }
 
 /* Writes what tensors have missed after the decision into the payload; `applies`: the decision
  * makes a step. False: tensors stand at more counts than can be told. */
-static bool round_missed_give(struct cairn_round *core, bool applies, struct cairn_payload *head)
+static bool round_missed_give(struct cairn_round *core, bool applies, struct payload *head)
 {
     const bool more = applies && (core->config.terms.any_frozen || core->has_untouched);
     if (core->config.tensor_count == 0 || (!core->has_missed && !more)) return true;
-    struct cairn_missed_writer writer;
-    cairn_missed_begin(&writer, core->missed_room, core->config.tensor_count);
+    struct missed_writer writer;
+    missed_begin(&writer, core->missed_room, core->config.tensor_count);
     core->has_missed = false;
     for (uint32_t t = 0; t < core->config.tensor_count; t++) {
         const uint32_t group = core->config.terms.tensors[t].group;
@@ -607,10 +603,10 @@ static bool round_missed_give(struct cairn_round *core, bool applies, struct cai
         const bool passed = applies && passes_by(core, t);
         core->missed[t] += passed;
         core->has_missed = core->has_missed || core->missed[t] > 0;
-        cairn_missed_put(&writer, t, core->missed[t], group, passed);
+        missed_put(&writer, t, core->missed[t], group, passed);
     }
     if (writer.is_full) return false;
     if (applies) set_scalars(core, &writer);
-    head->missed = cairn_missed_end(&writer);
+    head->missed = missed_end(&writer);
     return true;
 }

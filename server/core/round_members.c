@@ -11,17 +11,17 @@
  * the newest outcome to all. Nothing that this incarnation remembers of a round takes part in it, so a
  * new incarnation comes to the same outcome. */
 
-void cairn_round_epoch_begin(struct cairn_round *core, struct cairn_round_actions *actions)
+void round_epoch_begin(struct cairn_round *core, struct round_actions *actions)
 {
     assert(!core->persisting);
-    if (cairn_round_layout_due(core)) cairn_round_layout_take(core);
+    if (round_layout_due(core)) round_layout_take(core);
     core->epoch++;
     core->round_end = core->round_next + CAIRN_ROUND_BLOCK;
     core->need_epoch = false;
     core->members_changed = false;
     core->persisting = true;
     core->stage = CAIRN_ROUND_WAITING;
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_PERSIST);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_PERSIST);
     action->epoch = core->epoch;
     action->round_reserved = core->round_end;
     const bool carries = core->next.taken;
@@ -30,12 +30,12 @@ void cairn_round_epoch_begin(struct cairn_round *core, struct cairn_round_action
     action->version = since_now ? core->version : core->config.layout_at;
 }
 
-void cairn_round_on_persisted(struct cairn_round *core, const struct cairn_round_event *event,
-                              struct cairn_round_actions *actions)
+void round_on_persisted(struct cairn_round *core, const struct round_event *event,
+                        struct round_actions *actions)
 {
     if (!core->persisting || event->epoch != core->epoch) return;
     core->persisting = false;
-    if (core->next.taken) cairn_round_layout_enter(core);
+    if (core->next.taken) round_layout_enter(core);
     if (core->need_epoch) return; // a shard went away meanwhile: it needs another one
     core->stage = CAIRN_ROUND_FENCING;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
@@ -45,7 +45,7 @@ void cairn_round_on_persisted(struct cairn_round *core, const struct cairn_round
     core->last.kind = CAIRN_DECISION_NONE;
     core->last.round = 0;
     core->last.payload_bytes = 0;
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_FENCE);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_FENCE);
     action->epoch = core->epoch;
     action->layout = core->config.layout;
 }
@@ -65,13 +65,13 @@ static void keep(struct cairn_round *core, const struct cairn_decision *decision
         memcpy(core->payload, decision->payload, decision->payload_bytes);
 }
 
-void cairn_round_on_answer(struct cairn_round *core, const struct cairn_round_event *event,
-                           struct cairn_round_actions *actions)
+void round_on_answer(struct cairn_round *core, const struct round_event *event,
+                     struct round_actions *actions)
 {
     if (core->stage != CAIRN_ROUND_FENCING) return;
     if (event->refused && event->epoch >= core->epoch) {
         core->stage = CAIRN_ROUND_FAILED;
-        struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_BEHIND);
+        struct round_action *action = round_act(actions, CAIRN_ROUND_BEHIND);
         action->shard = event->shard;
         action->epoch = event->epoch;
         return;
@@ -80,8 +80,7 @@ void cairn_round_on_answer(struct cairn_round *core, const struct cairn_round_ev
     struct shard *shard = &core->shards[event->shard];
     if (shard->answered) return;
     if (event->decision->payload_bytes > core->payload_bytes_max) {
-        cairn_round_fail(core, event->shard, "its last decision is of a job with more groups",
-                         actions);
+        round_fail(core, event->shard, "its last decision is of a job with more groups", actions);
         return;
     }
     shard->joins = event->phase == CAIRN_STEP_JOINING;
@@ -107,12 +106,12 @@ static const char *judge_answer(const struct cairn_round *core, const struct sha
 }
 
 /* Without a payload that has them: the spec's. */
-static cairn_status take_driven(struct cairn_round *core, const struct cairn_payload *head)
+static cairn_status take_driven(struct cairn_round *core, const struct payload *head)
 {
     const uint32_t count = head != NULL && !MUTANT(50) ? head->driven_count : 0;
     if (count != 0 && count != core->config.group_count) return CAIRN_ERR_MALFORMED;
     for (uint32_t g = 0; g < core->config.group_count; g++)
-        core->driven[g] = count > 0 ? cairn_payload_driven(core->last.payload, head, g)
+        core->driven[g] = count > 0 ? payload_driven(core->last.payload, head, g)
                                     : core->config.terms.groups[g].lr;
     return CAIRN_OK;
 }
@@ -122,40 +121,39 @@ static cairn_status take_job_state(struct cairn_round *core)
 {
     core->loss_scale = core->config.scaling.start;
     core->good_rounds = 0;
-    cairn_round_take_skips(core, NULL);
+    round_take_skips(core, NULL);
     if (core->last.payload_bytes == 0 || MUTANT(15)) {
-        const cairn_status none = cairn_round_missed_take(core, NULL);
+        const cairn_status none = round_missed_take(core, NULL);
         return none == CAIRN_OK ? take_driven(core, NULL) : none;
     }
-    struct cairn_payload head;
-    const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
-                                                     &head);
+    struct payload head;
+    const cairn_status status = payload_decode(core->last.payload, core->last.payload_bytes, &head);
     if (status != CAIRN_OK) return status;
     if (head.state_bytes > core->config.client_state_max) return CAIRN_ERR_MALFORMED;
     core->loss_scale = head.loss_scale;
     core->good_rounds = head.good_rounds;
-    cairn_round_take_skips(core, &head.skips);
-    const cairn_status taken = cairn_round_missed_take(core, &head);
+    round_take_skips(core, &head.skips);
+    const cairn_status taken = round_missed_take(core, &head);
     return taken == CAIRN_OK ? take_driven(core, &head) : taken;
 }
 
-void cairn_round_resolve(struct cairn_round *core, struct cairn_round_actions *actions)
+void round_resolve(struct cairn_round *core, struct round_actions *actions)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         if (core->shards[s].gone) continue;
         const char *why = judge_answer(core, &core->shards[s]);
-        if (why == NULL) why = cairn_round_layout_judge(core);
+        if (why == NULL) why = round_layout_judge(core);
         if (why == NULL) continue;
-        cairn_round_fail(core, s, why, actions);
+        round_fail(core, s, why, actions);
         return;
     }
     core->went_back = false;
     if (take_job_state(core) != CAIRN_OK) {
-        cairn_round_fail(core, 0, "the payload of the last decision is malformed", actions);
+        round_fail(core, 0, "the payload of the last decision is malformed", actions);
         return;
     }
     core->stage = CAIRN_ROUND_RESOLVING;
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_RESOLVE);
+    struct round_action *action = round_act(actions, CAIRN_ROUND_RESOLVE);
     action->epoch = core->epoch;
     action->round = core->round_next - 1;
     action->decision = &core->last;
@@ -174,9 +172,9 @@ static void note_last(struct cairn_round *core)
 }
 
 /* A second loss while the first is waited for does not make fewer of those who are awaited. */
-void cairn_round_note_lost(struct cairn_round *core)
+void round_note_lost(struct cairn_round *core)
 {
-    const struct cairn_round_terms *terms = &core->terms_newest;
+    const struct round_terms *terms = &core->terms_newest;
     struct losses *losses = &core->losses;
     if (terms->on_worker_loss == CAIRN_WORKER_LOSS_FAIL) losses->failed = true;
     note_last(core);
@@ -186,7 +184,7 @@ void cairn_round_note_lost(struct cairn_round *core)
 }
 
 /* Nobody waits for it; and the last to leave ends the run. */
-void cairn_round_note_left(struct cairn_round *core)
+void round_note_left(struct cairn_round *core)
 {
     struct losses *losses = &core->losses;
     note_last(core);
@@ -194,23 +192,23 @@ void cairn_round_note_left(struct cairn_round *core)
     if (core->worker_count == 1) losses->world = 0;
 }
 
-void cairn_round_end_losses(struct cairn_round *core)
+void round_end_losses(struct cairn_round *core)
 {
     struct losses *losses = &core->losses;
     if (core->worker_count >= losses->world || core->now_ms >= losses->until_ms) losses->world = 0;
 }
 
-bool cairn_round_waits_for_lost(const struct cairn_round *core)
+bool round_waits_for_lost(const struct cairn_round *core)
 {
     return core->worker_count < core->losses.world && !MUTANT(59);
 }
 
-bool cairn_round_halted_of_loss(const struct cairn_round *core)
+bool round_halted_of_loss(const struct cairn_round *core)
 {
     return core->losses.failed;
 }
 
-void cairn_round_say_lost(const struct cairn_round *core, struct cairn_sentence *out)
+void round_say_lost(const struct cairn_round *core, struct cairn_sentence *out)
 {
     const uint32_t world = core->losses.world, missing = world - core->worker_count;
     cairn_sentence_set(out,
@@ -235,18 +233,17 @@ void cairn_round_say_lost(const struct cairn_round *core, struct cairn_sentence 
 /* Without groups, their learning rates, what tensors have missed, and client state, which nobody asks for. */
 static void take_end(const struct cairn_round *core, struct end *end)
 {
-    struct cairn_payload head;
+    struct payload head;
     end->decision = core->last;
     end->decision.payload = NULL;
     end->decision.payload_bytes = 0;
     if (core->last.payload_bytes == 0) return;
-    const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
-                                                     &head);
+    const cairn_status status = payload_decode(core->last.payload, core->last.payload_bytes, &head);
     if (status != CAIRN_OK) return; // of a restored job, perhaps: its head says nothing of a round
     head.group_count = head.driven_count = 0;
-    head.missed = (struct cairn_missed) { .bytes = NULL };
+    head.missed = (struct missed) { .bytes = NULL };
     head.state_bytes = 0;
-    end->decision.payload_bytes = cairn_payload_encode(&head, NULL, end->head);
+    end->decision.payload_bytes = payload_encode(&head, NULL, end->head);
 }
 
 /* Notes the end for contributors that left before the round ended: only now it is known whether
@@ -263,7 +260,7 @@ static void note_absent(struct cairn_round *core, uint64_t round, int kind, cons
     }
 }
 
-void cairn_round_note_end(struct cairn_round *core, uint64_t round)
+void round_note_end(struct cairn_round *core, uint64_t round)
 {
     struct end end;
     const int kind = core->last.kind == CAIRN_DECISION_WRITE ? END_OF_WRITE : END_OF_STEP;
@@ -299,7 +296,7 @@ static struct absent *make_place(struct cairn_round *core, uint64_t id)
     return place;
 }
 
-void cairn_round_keep_ends(struct cairn_round *core, const struct worker *worker)
+void round_keep_ends(struct cairn_round *core, const struct worker *worker)
 {
     const bool has_none = worker->ends[END_OF_STEP].decision.round == 0 &&
                           worker->ends[END_OF_WRITE].decision.round == 0;
@@ -338,10 +335,10 @@ static const struct cairn_decision *find_end(struct cairn_round *core, struct wo
 /* ---- who asks ---- */
 
 static void send_result(const struct cairn_round *core, uint64_t member, uint64_t round,
-                        const struct cairn_decision *decision, struct cairn_round_actions *actions)
+                        const struct cairn_decision *decision, struct round_actions *actions)
 {
-    struct cairn_payload head = { .fail = false };
-    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_WORKER_RESULT);
+    struct payload head = { .fail = false };
+    struct round_action *action = round_act(actions, CAIRN_ROUND_WORKER_RESULT);
     action->member = member;
     action->round = round;
     action->decision = decision;
@@ -352,14 +349,14 @@ static void send_result(const struct cairn_round *core, uint64_t member, uint64_
             action->why = "the round is over; how it ended is no longer known";
         return;
     }
-    if (cairn_payload_decode(decision->payload, decision->payload_bytes, &head) != CAIRN_OK)
+    if (payload_decode(decision->payload, decision->payload_bytes, &head) != CAIRN_OK)
         head.fail = false;
     action->status = head.fail ? CAIRN_ERR_NONFINITE : CAIRN_OK;
     action->version = decision->version_after;
 }
 
-void cairn_round_send_void(const struct cairn_round *core, uint64_t member, uint64_t round,
-                           struct cairn_round_actions *actions)
+void round_send_void(const struct cairn_round *core, uint64_t member, uint64_t round,
+                     struct round_actions *actions)
 {
     send_result(core, member, round, NULL, actions);
 }
@@ -371,8 +368,8 @@ static bool end_known(const struct cairn_round *core, uint64_t round)
     return resolved && round != core->open_round;
 }
 
-void cairn_round_answer_asked(struct cairn_round *core, struct worker *worker,
-                              struct cairn_round_actions *actions)
+void round_answer_asked(struct cairn_round *core, struct worker *worker,
+                        struct round_actions *actions)
 {
     for (int i = 0; i < ENDS_ASKED_MAX; i++) {
         const uint64_t round = worker->asked[i];
@@ -382,7 +379,7 @@ void cairn_round_answer_asked(struct cairn_round *core, struct worker *worker,
     }
 }
 
-bool cairn_round_has_asked(const struct worker *worker, uint64_t round)
+bool round_has_asked(const struct worker *worker, uint64_t round)
 {
     for (int i = 0; i < ENDS_ASKED_MAX; i++)
         if (worker->asked[i] == round) return true;
@@ -390,10 +387,10 @@ bool cairn_round_has_asked(const struct worker *worker, uint64_t round)
 }
 
 /* Beside what another thread of it asks; of too many the oldest round is not answered. */
-void cairn_round_note_asked(struct worker *worker, uint64_t round)
+void round_note_asked(struct worker *worker, uint64_t round)
 {
     uint64_t *place = &worker->asked[0];
-    if (cairn_round_has_asked(worker, round)) return;
+    if (round_has_asked(worker, round)) return;
     for (int i = 1; i < ENDS_ASKED_MAX; i++)
         if (worker->asked[i] < *place) place = &worker->asked[i];
     *place = round;

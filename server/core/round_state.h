@@ -77,9 +77,9 @@ struct losses {
 };
 
 struct cairn_round {
-    struct cairn_round_config config;      /* its terms are the ones in force */
-    struct cairn_round_terms terms_newest; /* of the next round */
-    enum cairn_round_stage stage;
+    struct round_config config;      /* its terms are the ones in force */
+    struct round_terms terms_newest; /* of the next round */
+    enum round_stage stage;
     uint64_t epoch;
     uint64_t round_next, round_end; /* numbers this incarnation may use */
     uint64_t open_round;            /* opened, and not resolved; 0 = none */
@@ -101,16 +101,16 @@ struct cairn_round {
     struct cairn_version version;
     double loss_scale;
     uint32_t good_rounds;
-    struct cairn_skips skips;
+    struct skips skips;
     /* The last decision made here, or found in the shards' answers; resolved in STEADY and OPEN. Its
      * payload is the core's. */
     struct cairn_decision last;
-    struct cairn_step_sums sums; /* OPEN: of the shards that are REDUCED */
+    struct step_sums sums; /* OPEN: of the shards that are REDUCED */
     uint32_t reduced_count;
     bool pin_pending;
     uint64_t pin_snapshot;
     uint64_t now_ms, deadline_ms; /* 0 = none */
-    struct cairn_round_counts counts;
+    struct round_counts counts;
     uint32_t worker_count, world;
     uint64_t left;          /* how many workers have left so far */
     bool absent_contribute; /* some that left are contributors of the open round, or its surplus */
@@ -141,92 +141,91 @@ struct cairn_round {
 };
 
 /* round.c */
-struct cairn_round_action *cairn_round_act(struct cairn_round_actions *actions,
-                                           enum cairn_round_action_kind kind);
-void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
-                      struct cairn_round_actions *actions);
+struct round_action *round_act(struct round_actions *actions, enum round_action_kind kind);
+void round_fail(struct cairn_round *core, uint32_t shard, const char *why,
+                struct round_actions *actions);
 
 /* round.c */
 
 /* The pending layout may come into force now: between two rounds, or it goes back, and its shards are up. */
-bool cairn_round_layout_due(const struct cairn_round *core);
+bool round_layout_due(const struct cairn_round *core);
 /* It goes with the epoch that begins. */
-void cairn_round_layout_take(struct cairn_round *core);
+void round_layout_take(struct cairn_round *core);
 /* Puts the layout in force: the epoch that it goes with is durable. */
-void cairn_round_layout_enter(struct cairn_round *core);
+void round_layout_enter(struct cairn_round *core);
 /* After a layout took one back: says what is lost, if something was decided since; NULL: nothing
  * is. */
-const char *cairn_round_layout_judge(const struct cairn_round *core);
+const char *round_layout_judge(const struct cairn_round *core);
 
-struct worker *cairn_round_find_worker(const struct cairn_round *core, uint64_t id);
-void cairn_round_remove_worker(struct cairn_round *core, struct worker *worker);
+struct worker *round_find_worker(const struct cairn_round *core, uint64_t id);
+void round_remove_worker(struct cairn_round *core, struct worker *worker);
 
 /* round_decide.c */
-void cairn_round_on_pause(struct cairn_round *core, const struct cairn_round_event *event);
+void round_on_pause(struct cairn_round *core, const struct round_event *event);
 /* Ends the pauses whose time is over. */
-void cairn_round_end_pauses(struct cairn_round *core);
+void round_end_pauses(struct cairn_round *core);
 /* The open round has passed its deadline. */
-void cairn_round_on_deadline(struct cairn_round *core, struct cairn_round_actions *actions);
-void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_event *event,
-                          struct cairn_round_actions *actions);
+void round_on_deadline(struct cairn_round *core, struct round_actions *actions);
+void round_on_lacks(struct cairn_round *core, const struct round_event *event,
+                    struct round_actions *actions);
 
 /* round_members.c: how rounds ended, for those who ask late. */
 /* Notes how that round has ended, for its contributors, also those that left: with `last`, if
  * that is of the round, else it is void. Round 0: `last` is of a former incarnation. */
-void cairn_round_note_end(struct cairn_round *core, uint64_t round);
-void cairn_round_keep_ends(struct cairn_round *core, const struct worker *worker); /* it leaves */
-bool cairn_round_has_asked(const struct worker *worker, uint64_t round);
-void cairn_round_note_asked(struct worker *worker, uint64_t round);
-void cairn_round_answer_asked(struct cairn_round *core, struct worker *worker,
-                              struct cairn_round_actions *actions);
+void round_note_end(struct cairn_round *core, uint64_t round);
+void round_keep_ends(struct cairn_round *core, const struct worker *worker); /* it leaves */
+bool round_has_asked(const struct worker *worker, uint64_t round);
+void round_note_asked(struct worker *worker, uint64_t round);
+void round_answer_asked(struct cairn_round *core, struct worker *worker,
+                        struct round_actions *actions);
 /* Unasked. */
-void cairn_round_send_void(const struct cairn_round *core, uint64_t member, uint64_t round,
-                           struct cairn_round_actions *actions);
+void round_send_void(const struct cairn_round *core, uint64_t member, uint64_t round,
+                     struct round_actions *actions);
 
 /* round_decide.c */
 /* Takes the skips over from the last decision's payload; NULL: it told none. A row goes on only if there is a
  * last round: not in a job that was restored, or that an amendment remade. */
-void cairn_round_take_skips(struct cairn_round *core, const struct cairn_skips *told);
+void round_take_skips(struct cairn_round *core, const struct skips *told);
 
 /* Refuses those who wait for a round that does not open; false: nobody does, or it may open. */
-bool cairn_round_refuse(struct cairn_round *core, struct cairn_round_actions *actions);
+bool round_refuse(struct cairn_round *core, struct round_actions *actions);
 
 /* round_members.c: each is told while the worker is still there. */
-void cairn_round_note_lost(struct cairn_round *core);
-void cairn_round_note_left(struct cairn_round *core); /* by itself */
+void round_note_lost(struct cairn_round *core);
+void round_note_left(struct cairn_round *core); /* by itself */
 /* Time has passed, or others have come. */
-void cairn_round_end_losses(struct cairn_round *core);
+void round_end_losses(struct cairn_round *core);
 /* Says how many workers a job that has lost some waits for, and how long at most. */
-void cairn_round_say_lost(const struct cairn_round *core, struct cairn_sentence *out);
+void round_say_lost(const struct cairn_round *core, struct cairn_sentence *out);
 
 /* round_decide.c: which steps passed which tensors by. */
 /* A round of steps opens. */
-void cairn_round_missed_begin(struct cairn_round *core);
+void round_missed_begin(struct cairn_round *core);
 
 /* Takes over what a payload tells; NULL: it told none. CAIRN_ERR_MALFORMED: of another job. */
-cairn_status cairn_round_missed_take(struct cairn_round *core,
-                                     const struct cairn_payload *told) CAIRN_MUST_CHECK;
+cairn_status round_missed_take(struct cairn_round *core,
+                               const struct payload *told) CAIRN_MUST_CHECK;
 
 /* round_decide.c */
-void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,
-                            struct cairn_round_actions *actions);
+void round_on_reduced(struct cairn_round *core, const struct round_event *event,
+                      struct round_actions *actions);
 /* The learning rate of the round of that step; `driven`: [group_count]. */
-double cairn_round_group_lr(const struct cairn_round_terms *terms, const double *driven,
-                            uint32_t group, uint64_t step);
+double round_group_lr(const struct round_terms *terms, const double *driven, uint32_t group,
+                      uint64_t step);
 
 /* The client state and the rates of driven groups that the open round is to have are there, or none is
  * due. */
-bool cairn_round_state_there(const struct cairn_round *core);
+bool round_state_there(const struct cairn_round *core);
 /* Every shard is REDUCED: decides. */
-void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *actions);
+void round_decide(struct cairn_round *core, struct round_actions *actions);
 
 /* round_members.c */
-void cairn_round_epoch_begin(struct cairn_round *core, struct cairn_round_actions *actions);
-void cairn_round_on_persisted(struct cairn_round *core, const struct cairn_round_event *event,
-                              struct cairn_round_actions *actions);
-void cairn_round_on_answer(struct cairn_round *core, const struct cairn_round_event *event,
-                           struct cairn_round_actions *actions);
+void round_epoch_begin(struct cairn_round *core, struct round_actions *actions);
+void round_on_persisted(struct cairn_round *core, const struct round_event *event,
+                        struct round_actions *actions);
+void round_on_answer(struct cairn_round *core, const struct round_event *event,
+                     struct round_actions *actions);
 /* Every shard has answered: finds the outcome and sends it. */
-void cairn_round_resolve(struct cairn_round *core, struct cairn_round_actions *actions);
+void round_resolve(struct cairn_round *core, struct round_actions *actions);
 
 #endif

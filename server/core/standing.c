@@ -6,7 +6,7 @@
 
 /* ==== seat ==== */
 
-enum cairn_seat_verdict cairn_seat_judge(const struct cairn_seat_claim *claim)
+enum seat_verdict seat_judge(const struct cairn_seat_claim *claim)
 {
     if (!claim->taken || claim->same) return CAIRN_SEAT_TAKES;
     if (claim->probe == CAIRN_SEAT_SILENT || MUTANT(34)) return CAIRN_SEAT_TAKES;
@@ -16,8 +16,7 @@ enum cairn_seat_verdict cairn_seat_judge(const struct cairn_seat_claim *claim)
     return claim->newcomer_holds ? CAIRN_SEAT_STANDS : CAIRN_SEAT_ENDS;
 }
 
-bool cairn_seat_has(const struct cairn_seat_part *part, const struct cairn_seat_part *held,
-                    size_t held_count)
+bool seat_has(const struct seat_part *part, const struct seat_part *held, size_t held_count)
 {
     bool other = false; // another layout of it is held, beside which one may be prepared
     for (size_t i = 0; i < held_count; i++) {
@@ -30,8 +29,8 @@ bool cairn_seat_has(const struct cairn_seat_part *part, const struct cairn_seat_
 
 /* ==== standing ==== */
 
-enum cairn_standing cairn_standing_of(const struct cairn_coordinator_id *coordinator,
-                                      const struct cairn_coordinator_id *seen)
+enum cairn_standing standing_of(const struct coordinator_id *coordinator,
+                                const struct coordinator_id *seen)
 {
     if (seen->store == 0) return CAIRN_STANDING_GOOD;
     if (seen->store != coordinator->store && !MUTANT(40)) return CAIRN_STANDING_FOREIGN;
@@ -41,7 +40,7 @@ enum cairn_standing cairn_standing_of(const struct cairn_coordinator_id *coordin
     return newer || twin ? CAIRN_STANDING_SUPERSEDED : CAIRN_STANDING_GOOD;
 }
 
-const char *cairn_marks_behind(const struct cairn_marks *store, const struct cairn_marks *seen)
+const char *marks_behind(const struct marks *store, const struct marks *seen)
 {
     if (seen->generation > store->generation) return "generation";
     if (seen->epoch > store->epoch && !MUTANT(41)) return "epoch";
@@ -55,7 +54,7 @@ static void grow(uint64_t *to, uint64_t value)
     if (value > *to) *to = value;
 }
 
-void cairn_marks_add(struct cairn_marks *all, const struct cairn_marks *seen)
+void marks_add(struct marks *all, const struct marks *seen)
 {
     grow(&all->generation, seen->generation);
     if (!MUTANT(42) || all->epoch == 0) grow(&all->epoch, seen->epoch);
@@ -63,7 +62,7 @@ void cairn_marks_add(struct cairn_marks *all, const struct cairn_marks *seen)
     grow(&all->round, seen->round);
 }
 
-void cairn_marks_above(struct cairn_marks *all, uint64_t round_block)
+void marks_above(struct marks *all, uint64_t round_block)
 {
     all->round += MUTANT(43) ? 0 : round_block + 1;
 }

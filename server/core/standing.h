@@ -34,7 +34,7 @@
  * Pure; no allocation. */
 
 /* A question to the process that has the seat. */
-enum cairn_seat_probe {
+enum seat_probe {
     CAIRN_SEAT_UNASKED = 0,
     CAIRN_SEAT_ASKED,
     CAIRN_SEAT_ANSWERED, /* for the newcomer that asks next; then UNASKED again */
@@ -47,10 +47,10 @@ struct cairn_seat_claim {
     /* state that a job may want: of its generation or a later one, or of a job that is unknown here */
     bool newcomer_holds;
     bool sitter_holds; /* the same of who has it */
-    enum cairn_seat_probe probe;
+    enum seat_probe probe;
 };
 
-enum cairn_seat_verdict {
+enum seat_verdict {
     CAIRN_SEAT_TAKES, /* the newcomer has it; the connection of who had it is ended without a word */
     CAIRN_SEAT_RELIEVES, /* the newcomer has it; who had it holds nothing, and is told to end */
     CAIRN_SEAT_PROBES,   /* who has it is asked; the newcomer comes again */
@@ -59,20 +59,19 @@ enum cairn_seat_verdict {
     CAIRN_SEAT_ENDS,     /* the newcomer is told to end */
 };
 
-enum cairn_seat_verdict cairn_seat_judge(const struct cairn_seat_claim *claim);
+enum seat_verdict seat_judge(const struct cairn_seat_claim *claim);
 
 /* A part of a job's state that a shard holds, or should. */
-struct cairn_seat_part {
+struct seat_part {
     uint64_t job, generation, layout_hash;
 };
 /* The part is among those [held_count]. */
-bool cairn_seat_has(const struct cairn_seat_part *part, const struct cairn_seat_part *held,
-                    size_t held_count);
+bool seat_has(const struct seat_part *part, const struct seat_part *held, size_t held_count);
 
 /* ==== standing ==== */
 
 /* A coordinator: itself, or the newest that a shard has obeyed. */
-struct cairn_coordinator_id {
+struct coordinator_id {
     uint64_t store; /* of a shard: 0 = it holds nothing, and obeys whoever comes */
     uint64_t incarnation, process;
 };
@@ -83,11 +82,11 @@ enum cairn_standing {
     CAIRN_STANDING_SUPERSEDED /* of this one; a newer coordinator, or another of its incarnation, was here */
 };
 
-enum cairn_standing cairn_standing_of(const struct cairn_coordinator_id *coordinator,
-                                      const struct cairn_coordinator_id *seen);
+enum cairn_standing standing_of(const struct coordinator_id *coordinator,
+                                const struct coordinator_id *seen);
 
 /* The highest numbers of a job that a shard has seen, or that a store knows of. */
-struct cairn_marks {
+struct marks {
     uint64_t generation;
     uint64_t epoch;
     uint64_t revision; /* of the spec */
@@ -97,12 +96,12 @@ struct cairn_marks {
 };
 
 /* NULL: the store is not behind. Else what it is behind in: "generation", "epoch", "revision" or "round". */
-const char *cairn_marks_behind(const struct cairn_marks *store, const struct cairn_marks *seen);
+const char *marks_behind(const struct marks *store, const struct marks *seen);
 
 /* Takes what one more shard has seen into what a rebuilt store begins with; first of all it is zero, and at
- * last cairn_marks_above makes it something that none of them has seen: `round_block` as many round numbers
+ * last marks_above makes it something that none of them has seen: `round_block` as many round numbers
  * as may have been used beyond those that a shard heard of, a CAIRN_ROUND_BLOCK for each incarnation. */
-void cairn_marks_add(struct cairn_marks *all, const struct cairn_marks *seen);
-void cairn_marks_above(struct cairn_marks *all, uint64_t round_block);
+void marks_add(struct marks *all, const struct marks *seen);
+void marks_above(struct marks *all, uint64_t round_block);
 
 #endif

@@ -10,14 +10,14 @@
 /* ---- memory ---- */
 
 static struct member *step_find(const struct cairn_step *step, uint64_t id);
-static void step_on_chunk(struct cairn_step *step, const struct cairn_step_event *event,
-                          struct cairn_step_actions *actions);
-static void step_on_micro_end(struct cairn_step *step, const struct cairn_step_event *event,
-                              struct cairn_step_actions *actions);
-static void step_on_commit(struct cairn_step *step, const struct cairn_step_event *event,
-                           struct cairn_step_actions *actions);
+static void step_on_chunk(struct cairn_step *step, const struct step_event *event,
+                          struct step_actions *actions);
+static void step_on_micro_end(struct cairn_step *step, const struct step_event *event,
+                              struct step_actions *actions);
+static void step_on_commit(struct cairn_step *step, const struct step_event *event,
+                           struct step_actions *actions);
 
-static bool config_ok(const struct cairn_step_config *config)
+static bool config_ok(const struct step_config *config)
 {
     return config->window >= 1 && config->window <= 1024 && config->small < config->window &&
            config->in_place < config->window - config->small && config->member_max >= 1 &&
@@ -40,7 +40,7 @@ struct plan {
     size_t members, pending_members, cursors, slots, at, holds, payload, end;
 };
 
-static bool plan_memory(const struct cairn_step_config *config, struct plan *plan)
+static bool plan_memory(const struct step_config *config, struct plan *plan)
 {
     if (!config_ok(config)) return false;
     const size_t members = config->member_max, chunks = config->chunk_count;
@@ -57,13 +57,13 @@ static bool plan_memory(const struct cairn_step_config *config, struct plan *pla
     return fits;
 }
 
-size_t cairn_step_bytes(const struct cairn_step_config *config)
+size_t step_bytes(const struct step_config *config)
 {
     struct plan plan;
     return plan_memory(config, &plan) ? plan.end : 0;
 }
 
-size_t cairn_step_actions_max(const struct cairn_step_config *config)
+size_t step_actions_max(const struct step_config *config)
 {
     // A fold or a refusal for each slot, a MICRO_ACK for each member, ZERO or FORWARD for each chunk,
     // and a few.
@@ -80,7 +80,7 @@ static void remember(struct cairn_step *step, const struct cairn_decision *decis
 }
 
 /* Nothing is known to it, and nothing is open. */
-static struct cairn_step *make(void *memory, const struct cairn_step_config *config)
+static struct cairn_step *make(void *memory, const struct step_config *config)
 {
     struct plan plan;
     const bool fits = plan_memory(config, &plan);
@@ -100,8 +100,8 @@ static struct cairn_step *make(void *memory, const struct cairn_step_config *con
     return step;
 }
 
-struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config *config,
-                                   struct cairn_version version, const struct cairn_decision *last)
+struct cairn_step *step_init(void *memory, const struct step_config *config,
+                             struct cairn_version version, const struct cairn_decision *last)
 {
     struct cairn_step *step = make(memory, config);
     if (config->joins) step->phase = CAIRN_STEP_JOINING;
@@ -113,8 +113,8 @@ struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config 
     return step;
 }
 
-struct cairn_step *cairn_step_init_from(void *memory, const struct cairn_step_config *config,
-                                        const struct cairn_step *before)
+struct cairn_step *step_init_from(void *memory, const struct step_config *config,
+                                  const struct cairn_step *before)
 {
     const bool gives_up = before->phase == CAIRN_STEP_REDUCED && before->fenced;
     assert(before->phase == CAIRN_STEP_IDLE || before->phase == CAIRN_STEP_JOINING || gives_up);
@@ -133,26 +133,24 @@ struct cairn_step *cairn_step_init_from(void *memory, const struct cairn_step_co
 
 /* ---- actions ---- */
 
-struct cairn_step_action *cairn_step_act(struct cairn_step_actions *actions,
-                                         enum cairn_step_action_kind kind)
+struct step_action *step_act(struct step_actions *actions, enum step_action_kind kind)
 {
     assert(actions->count < actions->capacity);
-    struct cairn_step_action *action = &actions->list[actions->count++];
+    struct step_action *action = &actions->list[actions->count++];
     memset(action, 0, sizeof *action);
     action->kind = kind;
     return action;
 }
 
-static void fault(struct cairn_step_actions *actions, const char *why)
+static void fault(struct step_actions *actions, const char *why)
 {
-    cairn_step_act(actions, CAIRN_STEP_FAULT)->why = why;
+    step_act(actions, CAIRN_STEP_FAULT)->why = why;
 }
 
-void cairn_step_grant(struct cairn_step *step, struct member *member,
-                      struct cairn_step_actions *actions)
+void step_grant(struct cairn_step *step, struct member *member, struct step_actions *actions)
 {
     member->regrant = false;
-    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_GRANT);
+    struct step_action *action = step_act(actions, CAIRN_STEP_GRANT);
     action->member = member->id;
     action->epoch = step->round_epoch;
     action->round = step->round;
@@ -164,7 +162,7 @@ void cairn_step_grant(struct cairn_step *step, struct member *member,
 /* ---- a round begins, and is void ---- */
 
 /* Nothing asks what members of a void round held, so the one that is pending has its own here already. */
-static void keep_holds(struct cairn_step *step, const struct cairn_step_event *event)
+static void keep_holds(struct cairn_step *step, const struct step_event *event)
 {
     step->all_hold = event->holds == NULL;
     if (step->all_hold) return;
@@ -181,7 +179,7 @@ static uint32_t count_unheld(const struct cairn_step *step, uint32_t member)
 }
 
 static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t *members,
-                        uint32_t member_count, struct cairn_step_actions *actions)
+                        uint32_t member_count, struct step_actions *actions)
 {
     assert(step->slots_used == 0 && step->folding == 0);
     step->phase = CAIRN_STEP_COLLECTING;
@@ -202,20 +200,20 @@ static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t 
     for (uint32_t i = 0; i < member_count; i++) {
         step->members[i].id = members[i];
         step->members[i].unheld = step->members[i].passed = count_unheld(step, i);
-        cairn_step_grant(step, &step->members[i], actions);
+        step_grant(step, &step->members[i], actions);
     }
 }
 
-static void make_void(struct cairn_step *step, struct cairn_step_actions *actions)
+static void make_void(struct cairn_step *step, struct step_actions *actions)
 {
     step->round = 0;
     if (!MUTANT(72)) step->summed = false;
     step->phase = CAIRN_STEP_DRAINING;
-    cairn_step_drop_landed(step, actions);
-    cairn_step_drained(step, actions);
+    step_drop_landed(step, actions);
+    step_drained(step, actions);
 }
 
-void cairn_step_drained(struct cairn_step *step, struct cairn_step_actions *actions)
+void step_drained(struct cairn_step *step, struct step_actions *actions)
 {
     assert(step->phase == CAIRN_STEP_DRAINING);
     if (step->receiving > 0 || step->folding > 0 || step->summing) return;
@@ -226,7 +224,7 @@ void cairn_step_drained(struct cairn_step *step, struct cairn_step_actions *acti
         begin_round(step, round, step->pending_members, step->pending.member_count, actions);
 }
 
-static const char *judge_open(const struct cairn_step *step, const struct cairn_step_event *event)
+static const char *judge_open(const struct cairn_step *step, const struct step_event *event)
 {
     if (step->fenced || event->epoch > step->epoch)
         return "a round was opened in an epoch that is not resolved";
@@ -243,8 +241,8 @@ static const char *judge_open(const struct cairn_step *step, const struct cairn_
     return NULL;
 }
 
-static void on_open(struct cairn_step *step, const struct cairn_step_event *event,
-                    struct cairn_step_actions *actions)
+static void on_open(struct cairn_step *step, const struct step_event *event,
+                    struct step_actions *actions)
 {
     const char *why = judge_open(step, event);
     if (why != NULL) {
@@ -265,15 +263,15 @@ static void on_open(struct cairn_step *step, const struct cairn_step_event *even
         step->slots_used = step->receiving = step->folding = 0;
         step->deferred_first = step->deferred_last = NO_SLOT;
         step->summing = false;
-        cairn_step_drained(step, actions);
+        step_drained(step, actions);
     }
 }
 
 /* ---- how it ends ---- */
 
-static void report_published(const struct cairn_step *step, struct cairn_step_actions *actions)
+static void report_published(const struct cairn_step *step, struct step_actions *actions)
 {
-    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_PUBLISHED_REPORT);
+    struct step_action *action = step_act(actions, CAIRN_STEP_PUBLISHED_REPORT);
     action->epoch = step->epoch;
     action->round = step->last.round;
     action->version = step->version;
@@ -294,7 +292,7 @@ static const char *judge_decision(const struct cairn_step *step,
 
 /* The round that this shard is prepared for is resolved. */
 static void settle(struct cairn_step *step, const struct cairn_decision *decision,
-                   struct cairn_step_actions *actions)
+                   struct step_actions *actions)
 {
     const char *why = judge_decision(step, decision);
     if (why != NULL) {
@@ -304,7 +302,7 @@ static void settle(struct cairn_step *step, const struct cairn_decision *decisio
     remember(step, decision);
     if (decision->kind != CAIRN_DECISION_SKIP) {
         step->phase = CAIRN_STEP_UPDATING;
-        cairn_step_act(actions, CAIRN_STEP_UPDATE)->decision = &step->last;
+        step_act(actions, CAIRN_STEP_UPDATE)->decision = &step->last;
         return;
     }
     step->phase = CAIRN_STEP_IDLE;
@@ -319,8 +317,8 @@ static bool decides_ours(const struct cairn_step *step, const struct cairn_decis
             decision->kind == CAIRN_DECISION_WRITE);
 }
 
-static void on_decide(struct cairn_step *step, const struct cairn_step_event *event,
-                      struct cairn_step_actions *actions)
+static void on_decide(struct cairn_step *step, const struct step_event *event,
+                      struct step_actions *actions)
 {
     const bool in_place = event->epoch == step->epoch && !step->fenced;
     if (in_place && decides_ours(step, event->decision))
@@ -329,12 +327,12 @@ static void on_decide(struct cairn_step *step, const struct cairn_step_event *ev
         fault(actions, "a decision came for a round that this shard is not prepared for");
 }
 
-static void on_fence(struct cairn_step *step, const struct cairn_step_event *event,
-                     struct cairn_step_actions *actions)
+static void on_fence(struct cairn_step *step, const struct step_event *event,
+                     struct step_actions *actions)
 {
     const bool ours = event->epoch == step->epoch && (step->config.forwards || MUTANT(38));
     if (event->epoch <= step->epoch && !ours) {
-        struct cairn_step_action *refusal = cairn_step_act(actions, CAIRN_STEP_ANSWER);
+        struct step_action *refusal = step_act(actions, CAIRN_STEP_ANSWER);
         refusal->refused = true;
         refusal->epoch = step->epoch;
         refusal->version = step->version;
@@ -348,7 +346,7 @@ static void on_fence(struct cairn_step *step, const struct cairn_step_event *eve
                            step->phase == CAIRN_STEP_REDUCING;
     if (undecided) make_void(step, actions);
     if (MUTANT(9) && step->phase == CAIRN_STEP_REDUCED) make_void(step, actions);
-    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_ANSWER);
+    struct step_action *action = step_act(actions, CAIRN_STEP_ANSWER);
     action->epoch = step->epoch;
     action->phase = step->phase;
     action->round = step->phase == CAIRN_STEP_REDUCED ? step->round : 0;
@@ -357,8 +355,8 @@ static void on_fence(struct cairn_step *step, const struct cairn_step_event *eve
 }
 
 /* Whatever was decided is as good as done here: nothing is here that it would change. */
-static void join_job(struct cairn_step *step, const struct cairn_step_event *event,
-                     struct cairn_step_actions *actions)
+static void join_job(struct cairn_step *step, const struct step_event *event,
+                     struct step_actions *actions)
 {
     const struct cairn_decision *decision = event->decision;
     if (decision->payload_bytes > step->config.payload_bytes_max) {
@@ -373,8 +371,8 @@ static void join_job(struct cairn_step *step, const struct cairn_step_event *eve
 }
 
 /* The outcome is of the prepared round, or of the last one settled: then whatever is prepared is void. */
-static void on_resolve(struct cairn_step *step, const struct cairn_step_event *event,
-                       struct cairn_step_actions *actions)
+static void on_resolve(struct cairn_step *step, const struct step_event *event,
+                       struct step_actions *actions)
 {
     const struct cairn_decision *decision = event->decision;
     if (!step->fenced || event->epoch > step->epoch) {
@@ -399,7 +397,7 @@ static void on_resolve(struct cairn_step *step, const struct cairn_step_event *e
     if (step->phase != CAIRN_STEP_UPDATING) report_published(step, actions);
 }
 
-static void on_ready(struct cairn_step *step, const struct cairn_step_event *event)
+static void on_ready(struct cairn_step *step, const struct step_event *event)
 {
     assert(step->phase == CAIRN_STEP_IDLE && step->round_seen == 0);
     step->version = event->version;
@@ -408,22 +406,22 @@ static void on_ready(struct cairn_step *step, const struct cairn_step_event *eve
 
 /* ---- the world's work ends ---- */
 
-static void report_reduced(struct cairn_step *step, struct cairn_step_actions *actions)
+static void report_reduced(struct cairn_step *step, struct step_actions *actions)
 {
     step->phase = CAIRN_STEP_REDUCED;
-    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_REDUCED_REPORT);
+    struct step_action *action = step_act(actions, CAIRN_STEP_REDUCED_REPORT);
     action->epoch = step->epoch;
     action->round = step->round;
     action->sums = step->sums;
 }
 
-static void on_summed(struct cairn_step *step, const struct cairn_step_event *event,
-                      struct cairn_step_actions *actions)
+static void on_summed(struct cairn_step *step, const struct step_event *event,
+                      struct step_actions *actions)
 {
     assert(step->summing);
     step->summing = false;
     if (step->phase == CAIRN_STEP_DRAINING) {
-        cairn_step_drained(step, actions);
+        step_drained(step, actions);
         return;
     }
     assert(step->phase == CAIRN_STEP_REDUCING);
@@ -435,7 +433,7 @@ static void on_summed(struct cairn_step *step, const struct cairn_step_event *ev
         report_reduced(step, actions);
 }
 
-static void on_whole(struct cairn_step *step, struct cairn_step_actions *actions)
+static void on_whole(struct cairn_step *step, struct step_actions *actions)
 {
     step->lacks_state = false;
     if (!step->summed) return;
@@ -443,7 +441,7 @@ static void on_whole(struct cairn_step *step, struct cairn_step_actions *actions
     report_reduced(step, actions);
 }
 
-static void on_updated(struct cairn_step *step, struct cairn_step_actions *actions)
+static void on_updated(struct cairn_step *step, struct step_actions *actions)
 {
     assert(step->phase == CAIRN_STEP_UPDATING);
     step->phase = CAIRN_STEP_IDLE;
@@ -453,18 +451,18 @@ static void on_updated(struct cairn_step *step, struct cairn_step_actions *actio
 
 /* ---- connections ---- */
 
-static void on_peer(struct cairn_step *step, const struct cairn_step_event *event,
-                    struct cairn_step_actions *actions)
+static void on_peer(struct cairn_step *step, const struct step_event *event,
+                    struct step_actions *actions)
 {
     struct member *member = step_find(step, event->member);
     if (member == NULL || step->round == 0) return;
     member->lost = event->kind == CAIRN_STEP_PEER_DOWN;
     member->regrant = !member->lost && member->receiving > 0 && !MUTANT(18);
     if (member->lost || member->regrant || step->fenced) return;
-    cairn_step_grant(step, member, actions);
+    step_grant(step, member, actions);
 }
 
-static void on_give_up(struct cairn_step *step, struct cairn_step_actions *actions)
+static void on_give_up(struct cairn_step *step, struct step_actions *actions)
 {
     const bool is_open = step->phase == CAIRN_STEP_COLLECTING ||
                          step->phase == CAIRN_STEP_REDUCING || step->phase == CAIRN_STEP_REDUCED;
@@ -472,14 +470,14 @@ static void on_give_up(struct cairn_step *step, struct cairn_step_actions *actio
     if (is_open) make_void(step, actions);
 }
 
-static bool of_coordinator(enum cairn_step_event_kind kind)
+static bool of_coordinator(enum step_event_kind kind)
 {
     return kind == CAIRN_STEP_FENCE || kind == CAIRN_STEP_RESOLVE || kind == CAIRN_STEP_OPEN ||
            kind == CAIRN_STEP_DECIDE;
 }
 
-void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event *event,
-                         struct cairn_step_actions *actions)
+void step_on_event(struct cairn_step *step, const struct step_event *event,
+                   struct step_actions *actions)
 {
     // A stale event is of a coordinator from before the last fence.
     const bool stale = of_coordinator(event->kind) && event->epoch < step->epoch;
@@ -495,8 +493,8 @@ void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event 
     case CAIRN_STEP_COMMIT: step_on_commit(step, event, actions); return;
     case CAIRN_STEP_PEER_UP:
     case CAIRN_STEP_PEER_DOWN: on_peer(step, event, actions); return;
-    case CAIRN_STEP_LANDED: cairn_step_on_landed(step, event, actions); return;
-    case CAIRN_STEP_FOLDED: cairn_step_on_folded(step, event, actions); return;
+    case CAIRN_STEP_LANDED: step_on_landed(step, event, actions); return;
+    case CAIRN_STEP_FOLDED: step_on_folded(step, event, actions); return;
     case CAIRN_STEP_SUMMED: on_summed(step, event, actions); return;
     case CAIRN_STEP_UPDATED: on_updated(step, actions); return;
     case CAIRN_STEP_LACKS_STATE:
@@ -511,17 +509,17 @@ void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event 
 
 /* ---- questions ---- */
 
-enum cairn_step_phase cairn_step_phase_of(const struct cairn_step *step)
+enum cairn_step_phase step_phase_of(const struct cairn_step *step)
 {
     return step->phase;
 }
 
-uint64_t cairn_step_epoch(const struct cairn_step *step)
+uint64_t step_epoch(const struct cairn_step *step)
 {
     return step->epoch;
 }
 
-uint64_t cairn_step_round_seen(const struct cairn_step *step)
+uint64_t step_round_seen(const struct cairn_step *step)
 {
     return step->round_seen;
 }
@@ -531,22 +529,22 @@ uint64_t cairn_step_round(const struct cairn_step *step)
     return step->round;
 }
 
-struct cairn_version cairn_step_version(const struct cairn_step *step)
+struct cairn_version step_version(const struct cairn_step *step)
 {
     return step->version;
 }
 
-const struct cairn_decision *cairn_step_last(const struct cairn_step *step)
+const struct cairn_decision *step_last(const struct cairn_step *step)
 {
     return &step->last;
 }
 
-bool cairn_step_lacks_state(const struct cairn_step *step)
+bool step_lacks_state(const struct cairn_step *step)
 {
     return step->lacks_state;
 }
 
-uint32_t cairn_step_slots_used(const struct cairn_step *step)
+uint32_t step_slots_used(const struct cairn_step *step)
 {
     return step->slots_used;
 }
@@ -580,8 +578,8 @@ static struct member *step_find(const struct cairn_step *step, uint64_t id)
 }
 
 /* Is the message of the round at hand, and its sender a contributor? */
-static cairn_status judge_sender(const struct cairn_step *step,
-                                 const struct cairn_step_event *event, const struct member *sender)
+static cairn_status judge_sender(const struct cairn_step *step, const struct step_event *event,
+                                 const struct member *sender)
 {
     if (!MUTANT(3)) {
         if (event->epoch < step->epoch || event->round < step->round_seen) return CAIRN_ERR_STALE;
@@ -609,17 +607,17 @@ static uint32_t find_between(const struct cairn_step *step, const struct member 
 }
 
 /* The same of the kind that the chunk takes. */
-static uint32_t find_slot(const struct cairn_step *step, const struct cairn_step_event *event,
+static uint32_t find_slot(const struct cairn_step *step, const struct step_event *event,
                           const struct member *member)
 {
-    const struct cairn_step_config *config = &step->config;
+    const struct step_config *config = &step->config;
     const uint32_t landing = config->window - config->in_place, large = landing - config->small;
     if (event->in_place) return find_between(step, member, landing, config->window);
     if (config->small > 0 && event->is_small) return find_between(step, member, large, landing);
     return find_between(step, member, 0, large);
 }
 
-bool cairn_step_may_receive(const struct cairn_step *step)
+bool step_may_receive(const struct cairn_step *step)
 {
     if (step->phase != CAIRN_STEP_COLLECTING) return false;
     for (uint32_t i = 0; i < step->member_count; i++) {
@@ -634,11 +632,10 @@ bool cairn_step_may_receive(const struct cairn_step *step)
 
 /* A chunk of the member's own micro-batch that is not here yet: may it still come? */
 static struct judgement judge_new_chunk(const struct cairn_step *step,
-                                        const struct cairn_step_event *event,
-                                        const struct member *member)
+                                        const struct step_event *event, const struct member *member)
 {
     const uint32_t index = (uint32_t)(member - step->members);
-    const bool declared_absent = cairn_step_cursor_past(step, event->chunk, event->micro, index);
+    const bool declared_absent = step_cursor_past(step, event->chunk, event->micro, index);
     if (declared_absent && !MUTANT(1)) return refuse(CAIRN_ERR_PROTOCOL);
     if (member->ended && member->arrived >= member->sent) return refuse(CAIRN_ERR_PROTOCOL);
     // A slot with memory is for what its sender counts so: it may be another's that is on its way.
@@ -649,7 +646,7 @@ static struct judgement judge_new_chunk(const struct cairn_step *step,
 
 /* Is this very contribution in a slot? Then it is answered when that ends, and not before: to refuse it
  * meanwhile, because the round is void now, would give the worker a buffer back that is being read. */
-static bool in_slot(const struct cairn_step *step, const struct cairn_step_event *event,
+static bool in_slot(const struct cairn_step *step, const struct step_event *event,
                     const struct member *member)
 {
     if (member == NULL || event->chunk >= step->config.chunk_count) return false;
@@ -659,8 +656,7 @@ static bool in_slot(const struct cairn_step *step, const struct cairn_step_event
     return at != AT_NONE && at != AT_FOLDED;
 }
 
-static struct judgement judge_chunk(const struct cairn_step *step,
-                                    const struct cairn_step_event *event,
+static struct judgement judge_chunk(const struct cairn_step *step, const struct step_event *event,
                                     const struct member *member)
 {
     if (in_slot(step, event, member) && !MUTANT(1) &&
@@ -682,8 +678,8 @@ static struct judgement judge_chunk(const struct cairn_step *step,
     return at == AT_FOLDED && !MUTANT(1) ? folded : judge_new_chunk(step, event, member);
 }
 
-static void receive(struct cairn_step *step, const struct cairn_step_event *event,
-                    struct member *member, struct cairn_step_actions *actions)
+static void receive(struct cairn_step *step, const struct step_event *event, struct member *member,
+                    struct step_actions *actions)
 {
     const uint32_t index = find_slot(step, event, member);
     step->slots[index] = (struct slot) {
@@ -695,20 +691,20 @@ static void receive(struct cairn_step *step, const struct cairn_step_event *even
     member->receiving++;
     step->receiving++;
     step->slots_used++;
-    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_RECEIVE);
+    struct step_action *action = step_act(actions, CAIRN_STEP_RECEIVE);
     action->tag = event->tag;
     action->slot = index;
     action->member = event->member;
     action->chunk = event->chunk;
     // It may be the last one that was sent: then all others are absent.
-    if (member->ended && member->arrived == member->sent) cairn_step_advance(step, actions);
+    if (member->ended && member->arrived == member->sent) step_advance(step, actions);
 }
 
 /* An answer that echoes what it answers. */
-static void answer(const struct cairn_step_event *event, enum cairn_step_action_kind kind,
-                   cairn_status status, struct cairn_step_actions *actions)
+static void answer(const struct step_event *event, enum step_action_kind kind, cairn_status status,
+                   struct step_actions *actions)
 {
-    struct cairn_step_action *action = cairn_step_act(actions, kind);
+    struct step_action *action = step_act(actions, kind);
     action->member = event->member;
     action->epoch = event->epoch;
     action->round = event->round;
@@ -722,8 +718,8 @@ static void answer(const struct cairn_step_event *event, enum cairn_step_action_
 }
 
 /* step.c: CHUNK, MICRO_END, COMMIT */
-static void step_on_chunk(struct cairn_step *step, const struct cairn_step_event *event,
-                          struct cairn_step_actions *actions)
+static void step_on_chunk(struct cairn_step *step, const struct step_event *event,
+                          struct step_actions *actions)
 {
     struct member *member = step_find(step, event->member);
     const struct judgement judgement = judge_chunk(step, event, member);
@@ -731,7 +727,7 @@ static void step_on_chunk(struct cairn_step *step, const struct cairn_step_event
         receive(step, event, member, actions);
         return;
     }
-    cairn_step_act(actions, CAIRN_STEP_DISCARD)->tag = event->tag;
+    step_act(actions, CAIRN_STEP_DISCARD)->tag = event->tag;
     if (judgement.fate == FATE_FOLDED) answer(event, CAIRN_STEP_ACK, CAIRN_OK, actions);
     if (judgement.fate == FATE_REFUSE) answer(event, CAIRN_STEP_REFUSE, judgement.status, actions);
 }
@@ -739,8 +735,7 @@ static void step_on_chunk(struct cairn_step *step, const struct cairn_step_event
 /* Ends and commits have three fates: they are new (RECEIVE), known (WAITING; FOLDED where the answer
  * may have been lost), or refused. */
 static struct judgement judge_micro_end(const struct cairn_step *step,
-                                        const struct cairn_step_event *event,
-                                        const struct member *member)
+                                        const struct step_event *event, const struct member *member)
 {
     const cairn_status sender = judge_sender(step, event, member);
     if (sender != CAIRN_OK) return refuse(sender);
@@ -756,8 +751,8 @@ static struct judgement judge_micro_end(const struct cairn_step *step,
     return (struct judgement) { member->ended ? FATE_WAITING : FATE_RECEIVE, CAIRN_OK };
 }
 
-static void step_on_micro_end(struct cairn_step *step, const struct cairn_step_event *event,
-                              struct cairn_step_actions *actions)
+static void step_on_micro_end(struct cairn_step *step, const struct step_event *event,
+                              struct step_actions *actions)
 {
     struct member *member = step_find(step, event->member);
     const struct judgement judgement = judge_micro_end(step, event, member);
@@ -766,12 +761,11 @@ static void step_on_micro_end(struct cairn_step *step, const struct cairn_step_e
     if (judgement.fate != FATE_RECEIVE) return;
     member->ended = true;
     member->sent = event->sent;
-    cairn_step_complete_micro(step, member, actions);
-    cairn_step_advance(step, actions);
+    step_complete_micro(step, member, actions);
+    step_advance(step, actions);
 }
 
-static struct judgement judge_commit(const struct cairn_step *step,
-                                     const struct cairn_step_event *event,
+static struct judgement judge_commit(const struct cairn_step *step, const struct step_event *event,
                                      const struct member *member)
 {
     const struct judgement known = { FATE_WAITING, CAIRN_OK };
@@ -790,8 +784,8 @@ static struct judgement judge_commit(const struct cairn_step *step,
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
-static void step_on_commit(struct cairn_step *step, const struct cairn_step_event *event,
-                           struct cairn_step_actions *actions)
+static void step_on_commit(struct cairn_step *step, const struct step_event *event,
+                           struct step_actions *actions)
 {
     struct member *member = step_find(step, event->member);
     const struct judgement judgement = judge_commit(step, event, member);
@@ -807,7 +801,7 @@ static void step_on_commit(struct cairn_step *step, const struct cairn_step_even
         member->done = true;
         step->done_count++;
     }
-    cairn_step_advance(step, actions);
+    step_advance(step, actions);
 }
 
 /* ---- whom it waits for ---- */
@@ -828,8 +822,7 @@ static bool waits_for_others(const struct cairn_step *step, const struct member 
     return all_here || has_landed(step, member);
 }
 
-size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiting *out,
-                          size_t out_max)
+size_t step_waiting(const struct cairn_step *step, struct step_waiting *out, size_t out_max)
 {
     if (step->phase != CAIRN_STEP_COLLECTING) return 0;
     size_t count = 0;
@@ -837,7 +830,7 @@ size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiti
         const struct member *m = &step->members[i];
         if (m->done) continue;
         if (count < out_max)
-            out[count] = (struct cairn_step_waiting) {
+            out[count] = (struct step_waiting) {
                 .member = m->id,
                 .micro = m->micro,
                 .arrived = m->arrived,

@@ -28,7 +28,7 @@
  *    is told neither READY nor DECIDE, holds no version, and its ANSWERs say nothing.
  *  - A shard that was made for a job later holds nothing of it: it is JOINING until it hears of the first
  *    outcome, and takes that, whichever it is.
- *  - When a layout brings a shard other chunks it goes on as another machine (cairn_step_init_from). State
+ *  - When a layout brings a shard other chunks it goes on as another machine (step_init_from). State
  *    that is still on its way to it is what LACKS_STATE and WHOLE tell of: until then it is not REDUCED, so
  *    nothing is decided, and no update is made of what is not there.
  *  - Every CHUNK gets exactly one of RECEIVE and DISCARD with its tag; every contribution is answered to
@@ -50,7 +50,7 @@
 
 #define CAIRN_STEP_FOLD_MAX 16         /* contributions in one FOLD */
 #define CAIRN_STEP_NO_CHUNK UINT32_MAX /* in REFUSE: of a MICRO_END or COMMIT */
-/* Bytes of a member's row in struct cairn_step_event's `holds`. */
+/* Bytes of a member's row in struct step_event's `holds`. */
 #define CAIRN_STEP_HOLDS_BYTES(chunk_count) (((size_t)(chunk_count) + 7) / 8)
 
 /* Numbers go over the wire (control.proto, Answer.phase). */
@@ -64,7 +64,7 @@ enum cairn_step_phase {
     CAIRN_STEP_JOINING = 6   /* it has heard of no outcome yet */
 };
 
-struct cairn_step_config {
+struct step_config {
     uint32_t chunk_count; /* of the job on this shard; 0 is allowed */
     /* Slots of each member, 1 to 1024, in this order: those that have memory, of which there is one at
      * least; `small` with less memory, for small chunks, which take no others; and `in_place` without any,
@@ -81,13 +81,13 @@ struct cairn_step_config {
 };
 
 /* The numbers that a shard reports of its sums. */
-struct cairn_step_sums {
+struct step_sums {
     struct cairn_exact sum_squares;
     uint64_t nonfinite; /* elements that are NaN or infinite */
     uint64_t weight;    /* of all members; the same on every shard. Filled in by the core */
 };
 
-enum cairn_step_event_kind {
+enum step_event_kind {
     /* from the coordinator, in order; an older epoch than the last FENCE's is ignored, and a FENCE of it or
      * of the last one is answered by what was seen: it is of a coordinator whose store is an older copy */
     CAIRN_STEP_READY, /* version: the initial state is complete; only before the first OPEN */
@@ -116,8 +116,8 @@ enum cairn_step_event_kind {
     CAIRN_STEP_GIVE_UP,
 };
 
-struct cairn_step_event {
-    enum cairn_step_event_kind kind;
+struct step_event {
+    enum step_event_kind kind;
     uint64_t epoch, round;
     uint64_t member;
     uint32_t micro, chunk, slot;
@@ -138,10 +138,10 @@ struct cairn_step_event {
      * contribute to chunk c in this round. NULL: each to all. */
     const uint8_t *holds;
     const struct cairn_decision *decision;
-    const struct cairn_step_sums *sums;
+    const struct step_sums *sums;
 };
 
-enum cairn_step_action_kind {
+enum step_action_kind {
     /* to the worker `member` (dropped by the world when it is not connected) */
     CAIRN_STEP_GRANT, /* epoch, round, window, small, in_place: push in this round, so many chunks at a
                        * time, and small ones, and those read in place, each if that is not 0, not counted
@@ -178,8 +178,8 @@ enum cairn_step_action_kind {
     CAIRN_STEP_FAULT, /* why */
 };
 
-struct cairn_step_action {
-    enum cairn_step_action_kind kind;
+struct step_action {
+    enum step_action_kind kind;
     uint64_t epoch, round;
     uint64_t member;
     uint32_t micro, chunk, slot;
@@ -196,29 +196,29 @@ struct cairn_step_action {
     uint64_t weight;
     enum cairn_step_phase phase;
     struct cairn_version version;
-    struct cairn_step_sums sums;
+    struct step_sums sums;
     /* borrowed: the core's, valid (and its payload) until the next DECIDE or RESOLVE */
     const struct cairn_decision *decision;
     const char *why; /* static */
 };
 
 /* Filled from count on; the core asserts that it fits. */
-struct cairn_step_actions {
-    struct cairn_step_action *list; /* [capacity] */
+struct step_actions {
+    struct step_action *list; /* [capacity] */
     size_t count, capacity;
 };
 /* No event gives more actions than this. */
-size_t cairn_step_actions_max(const struct cairn_step_config *config);
+size_t step_actions_max(const struct step_config *config);
 
 struct cairn_step;
 
 /* Bytes of memory for a core of this configuration; 0 if it is not valid or overflows. */
-size_t cairn_step_bytes(const struct cairn_step_config *config);
-/* Makes a core in `memory` (cairn_step_bytes, aligned as by malloc; borrowed until it is dropped; there
+size_t step_bytes(const struct step_config *config);
+/* Makes a core in `memory` (step_bytes, aligned as by malloc; borrowed until it is dropped; there
  * is nothing to release). `last`: NULL in a fresh job; in a restored one the decision of the
  * snapshot, which carries the job's state: kept with kind NONE and round 0. IDLE, epoch 0. */
-struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config *config,
-                                   struct cairn_version version, const struct cairn_decision *last);
+struct cairn_step *step_init(void *memory, const struct step_config *config,
+                             struct cairn_version version, const struct cairn_decision *last);
 
 /* The machine `before` goes on in `memory` (other memory) with another configuration: it knows the epoch,
  * the fence, the version and the last decision; no round is open in it, and it lacks no state. For a FENCE
@@ -226,27 +226,27 @@ struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config 
  * nothing is in flight, and go on. `before` is IDLE then, or JOINING; DRAINING it may be although no round is
  * open in the job. (By a layout that takes one back, it may be REDUCED: that round is given up.) It is not
  * changed, and may be dropped. */
-struct cairn_step *cairn_step_init_from(void *memory, const struct cairn_step_config *config,
-                                        const struct cairn_step *before);
+struct cairn_step *step_init_from(void *memory, const struct step_config *config,
+                                  const struct cairn_step *before);
 
 /* One event. Events of strangers are judged; a world that breaks its own promises (LANDED of a
  * slot that was not receiving, ...) trips an assert. */
-void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event *event,
-                         struct cairn_step_actions *actions);
+void step_on_event(struct cairn_step *step, const struct step_event *event,
+                   struct step_actions *actions);
 
 /* ---- questions ---- */
-enum cairn_step_phase cairn_step_phase_of(const struct cairn_step *step);
-uint64_t cairn_step_epoch(const struct cairn_step *step);
+enum cairn_step_phase step_phase_of(const struct cairn_step *step);
+uint64_t step_epoch(const struct cairn_step *step);
 uint64_t cairn_step_round(const struct cairn_step *step); /* of the phase; 0 = none yet, or void */
 /* The highest round that was opened here. */
-uint64_t cairn_step_round_seen(const struct cairn_step *step);
-struct cairn_version cairn_step_version(const struct cairn_step *step); /* the published one */
-const struct cairn_decision *cairn_step_last(const struct cairn_step *step);
-uint32_t cairn_step_slots_used(const struct cairn_step *step);
-bool cairn_step_lacks_state(const struct cairn_step *step);
+uint64_t step_round_seen(const struct cairn_step *step);
+struct cairn_version step_version(const struct cairn_step *step); /* the published one */
+const struct cairn_decision *step_last(const struct cairn_step *step);
+uint32_t step_slots_used(const struct cairn_step *step);
+bool step_lacks_state(const struct cairn_step *step);
 
 /* Whom COLLECTING waits for. */
-struct cairn_step_waiting {
+struct step_waiting {
     uint64_t member;
     uint32_t micro;        /* the micro-batch it is in */
     uint32_t arrived;      /* chunks of it that are here */
@@ -256,10 +256,9 @@ struct cairn_step_waiting {
     bool waits;
 };
 /* Fills the first `out_max` contributors that are not done, by rank; returns how many there are. */
-size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiting *out,
-                          size_t out_max);
+size_t step_waiting(const struct cairn_step *step, struct step_waiting *out, size_t out_max);
 /* For a relay: a member may still contribute to the micro-batch at hand, and has a slot for it. If
  * it is false while COLLECTING, the round can go on only by a fold of what is here. */
-bool cairn_step_may_receive(const struct cairn_step *step);
+bool step_may_receive(const struct cairn_step *step);
 
 #endif

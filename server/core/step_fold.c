@@ -94,15 +94,15 @@ static bool is_ripe(const struct cairn_step *step, uint32_t chunk)
     return true;
 }
 
-bool cairn_step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint32_t micro,
-                            uint32_t member)
+bool step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint32_t micro,
+                      uint32_t member)
 {
     const struct cursor *cursor = &step->cursors[chunk];
     return cursor->micro > micro || (cursor->micro == micro && cursor->member > member);
 }
 
 /* Adds the slot to the fold under construction. */
-static void take(struct cairn_step *step, struct cairn_step_action *fold, uint32_t slot)
+static void take(struct cairn_step *step, struct step_action *fold, uint32_t slot)
 {
     undefer(step, slot);
     step->slots[slot].state = SLOT_FOLDING;
@@ -117,8 +117,8 @@ static void take(struct cairn_step *step, struct cairn_step_action *fold, uint32
     }
 }
 
-static void begin_fold(struct cairn_step *step, uint32_t chunk, struct cairn_step_action *fold,
-                       struct cairn_step_actions *actions)
+static void begin_fold(struct cairn_step *step, uint32_t chunk, struct step_action *fold,
+                       struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
     fold->chunk = chunk;
@@ -127,12 +127,11 @@ static void begin_fold(struct cairn_step *step, uint32_t chunk, struct cairn_ste
     cursor->contributed = true;
     cursor->fold_head = fold->slots[0];
     step->folding++;
-    *cairn_step_act(actions, CAIRN_STEP_FOLD) = *fold;
+    *step_act(actions, CAIRN_STEP_FOLD) = *fold;
 }
 
 /* For a relay: says that the chunk's sum in the micro-batch at hand is final, once it is. */
-static void forward_chunk(struct cairn_step *step, uint32_t chunk,
-                          struct cairn_step_actions *actions)
+static void forward_chunk(struct cairn_step *step, uint32_t chunk, struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
     const bool ended = cursor->fold_head == NO_SLOT || MUTANT(26);
@@ -143,7 +142,7 @@ static void forward_chunk(struct cairn_step *step, uint32_t chunk,
     if (!cursor->contributed) return;
     cursor->contributed = MUTANT(30);
     step->forward.sent++;
-    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_FORWARD);
+    struct step_action *action = step_act(actions, CAIRN_STEP_FORWARD);
     action->chunk = chunk;
     action->micro = step->forward.micro;
     action->round = step->round;
@@ -151,12 +150,11 @@ static void forward_chunk(struct cairn_step *step, uint32_t chunk,
 
 /* Moves one chunk's cursor as far as it goes: over what is absent, and over what has landed, which is
  * folded in one pass. One FOLD of a chunk at a time. */
-static void advance_chunk(struct cairn_step *step, uint32_t chunk,
-                          struct cairn_step_actions *actions)
+static void advance_chunk(struct cairn_step *step, uint32_t chunk, struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
     if (cursor->fold_head != NO_SLOT) return;
-    struct cairn_step_action fold; // begun by the first contribution: most calls find none
+    struct step_action fold; // begun by the first contribution: most calls find none
     uint32_t count = 0;
     while (count < CAIRN_STEP_FOLD_MAX && !at_end(step, cursor)) {
         const enum verdict verdict = judge(step, chunk, cursor);
@@ -164,12 +162,12 @@ static void advance_chunk(struct cairn_step *step, uint32_t chunk,
         struct member *member = &step->members[cursor->member];
         const uint16_t at = *step_at(step, cursor->member, chunk);
         if (verdict == TAKE && count++ == 0)
-            fold = (struct cairn_step_action) { .kind = CAIRN_STEP_FOLD };
+            fold = (struct step_action) { .kind = CAIRN_STEP_FOLD };
         if (verdict == TAKE) take(step, &fold, step_slot(step, cursor->member, at));
         step_cursor(step, cursor);
         if (verdict == SKIP) {
             member->passed++;
-            cairn_step_complete_micro(step, member, actions);
+            step_complete_micro(step, member, actions);
         }
     }
     if (count > 0) begin_fold(step, chunk, &fold, actions);
@@ -177,7 +175,7 @@ static void advance_chunk(struct cairn_step *step, uint32_t chunk,
 }
 
 /* The world has less to do than it could: the oldest that wait do not wait any more. */
-static void advance_deferred(struct cairn_step *step, struct cairn_step_actions *actions)
+static void advance_deferred(struct cairn_step *step, struct step_actions *actions)
 {
     while (step->folding < step->config.folds_wanted && step->deferred_first != NO_SLOT &&
            !MUTANT(22)) {
@@ -187,20 +185,20 @@ static void advance_deferred(struct cairn_step *step, struct cairn_step_actions 
     }
 }
 
-static void begin_reduce(struct cairn_step *step, struct cairn_step_actions *actions)
+static void begin_reduce(struct cairn_step *step, struct step_actions *actions)
 {
     for (uint32_t c = 0; c < step->config.chunk_count; c++)
         if (!step->cursors[c].contributed && !MUTANT(8))
-            cairn_step_act(actions, CAIRN_STEP_ZERO)->chunk = c;
+            step_act(actions, CAIRN_STEP_ZERO)->chunk = c;
     step->likely_micro = step->last_micro;
     step->phase = CAIRN_STEP_REDUCING;
     step->summing = true;
-    cairn_step_act(actions, CAIRN_STEP_REDUCE);
+    step_act(actions, CAIRN_STEP_REDUCE);
 }
 
-static void end_forwards(struct cairn_step *step, struct cairn_step_actions *actions)
+static void end_forwards(struct cairn_step *step, struct step_actions *actions)
 {
-    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_FORWARD_END);
+    struct step_action *action = step_act(actions, CAIRN_STEP_FORWARD_END);
     action->round = step->round;
     action->micro = step->forward.micro++;
     action->count = step->forward.sent;
@@ -209,13 +207,13 @@ static void end_forwards(struct cairn_step *step, struct cairn_step_actions *act
     for (uint32_t c = 0; c < step->config.chunk_count; c++) step->cursors[c].forwarded = false;
     // Members that hold nothing here may have been ahead, and waited for this.
     for (uint32_t i = 0; i < step->member_count; i++)
-        cairn_step_complete_micro(step, &step->members[i], actions);
+        step_complete_micro(step, &step->members[i], actions);
 }
 
-static void commit_forwards(struct cairn_step *step, struct cairn_step_actions *actions)
+static void commit_forwards(struct cairn_step *step, struct step_actions *actions)
 {
     step->phase = CAIRN_STEP_REDUCING;
-    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_FORWARD_COMMIT);
+    struct step_action *action = step_act(actions, CAIRN_STEP_FORWARD_COMMIT);
     action->round = step->round;
     action->micro = step->last_micro;
     action->weight = MUTANT(27) ? step->members[0].weight : step->weight;
@@ -223,21 +221,21 @@ static void commit_forwards(struct cairn_step *step, struct cairn_step_actions *
 
 /* For a relay: ends the micro-batch at hand if every chunk is past it, and some member is done with
  * it. Ends the round if all members and all micro-batches are done. */
-static void advance_forwards(struct cairn_step *step, struct cairn_step_actions *actions)
+static void advance_forwards(struct cairn_step *step, struct step_actions *actions)
 {
     const bool past = step->forward.passed == step->config.chunk_count;
     const bool begun = step->forward.micro < step->front ||
                        (MUTANT(32) && step->config.chunk_count > 0);
     if (past && begun) {
         end_forwards(step, actions);
-        cairn_step_advance(step, actions); // the next one's chunks may be here
+        step_advance(step, actions); // the next one's chunks may be here
     } else if (step->done_count == step->member_count && step->forward.micro > step->last_micro) {
         commit_forwards(step, actions);
     }
 }
 
 /* Whether the collecting is at its end. */
-static void judge_end(struct cairn_step *step, struct cairn_step_actions *actions)
+static void judge_end(struct cairn_step *step, struct step_actions *actions)
 {
     if (step->config.forwards)
         advance_forwards(step, actions);
@@ -245,19 +243,19 @@ static void judge_end(struct cairn_step *step, struct cairn_step_actions *action
         begin_reduce(step, actions);
 }
 
-void cairn_step_advance(struct cairn_step *step, struct cairn_step_actions *actions)
+void step_advance(struct cairn_step *step, struct step_actions *actions)
 {
     for (uint32_t c = 0; c < step->config.chunk_count; c++) advance_chunk(step, c, actions);
     judge_end(step, actions);
 }
 
-void cairn_step_complete_micro(struct cairn_step *step, struct member *member,
-                               struct cairn_step_actions *actions)
+void step_complete_micro(struct cairn_step *step, struct member *member,
+                         struct step_actions *actions)
 {
     if (!member->ended || member->passed < step->config.chunk_count) return;
     // Who holds nothing waits with the others: else one event might end any number of micro-batches.
     if (step->config.forwards && member->micro > step->forward.micro) return;
-    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_MICRO_ACK);
+    struct step_action *action = step_act(actions, CAIRN_STEP_MICRO_ACK);
     action->member = member->id;
     action->epoch = step->epoch;
     action->round = step->round;
@@ -283,12 +281,12 @@ static struct member *member_of_slot(const struct cairn_step *step, uint32_t slo
 }
 
 /* Tells the worker what became of the contribution in a slot. */
-static struct cairn_step_action *answer_slot(const struct cairn_step *step, uint32_t slot,
-                                             enum cairn_step_action_kind kind, cairn_status status,
-                                             struct cairn_step_actions *actions)
+static struct step_action *answer_slot(const struct cairn_step *step, uint32_t slot,
+                                       enum step_action_kind kind, cairn_status status,
+                                       struct step_actions *actions)
 {
     const struct member *member = member_of_slot(step, slot);
-    struct cairn_step_action *action = cairn_step_act(actions, kind);
+    struct step_action *action = step_act(actions, kind);
     action->member = member->id;
     action->epoch = step->round_epoch;
     action->round = step->round_seen;
@@ -316,8 +314,8 @@ static void forget(struct cairn_step *step, uint32_t slot)
     free_slot(step, slot);
 }
 
-void cairn_step_on_landed(struct cairn_step *step, const struct cairn_step_event *event,
-                          struct cairn_step_actions *actions)
+void step_on_landed(struct cairn_step *step, const struct step_event *event,
+                    struct step_actions *actions)
 {
     const uint32_t index = event->slot;
     assert(index < step->config.member_max * step->config.window);
@@ -333,7 +331,7 @@ void cairn_step_on_landed(struct cairn_step *step, const struct cairn_step_event
         // was dropped because this one was under way. Whatever it sends from now on is not read either.
         answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_STALE, actions);
         forget(step, index);
-        cairn_step_drained(step, actions);
+        step_drained(step, actions);
         return;
     }
     assert(step->phase == CAIRN_STEP_COLLECTING);
@@ -348,12 +346,11 @@ void cairn_step_on_landed(struct cairn_step *step, const struct cairn_step_event
         if (answerable) answer_slot(step, index, CAIRN_STEP_REFUSE, CAIRN_ERR_CHECKSUM, actions);
         forget(step, index);
     }
-    if (member->regrant && member->receiving == 0) cairn_step_grant(step, member, actions);
+    if (member->regrant && member->receiving == 0) step_grant(step, member, actions);
 }
 
 /* Gives the slots of a finished FOLD back to their workers. */
-static void release_fold(struct cairn_step *step, uint32_t chunk,
-                         struct cairn_step_actions *actions)
+static void release_fold(struct cairn_step *step, uint32_t chunk, struct step_actions *actions)
 {
     struct cursor *cursor = &step->cursors[chunk];
     uint32_t slot = cursor->fold_head;
@@ -367,18 +364,18 @@ static void release_fold(struct cairn_step *step, uint32_t chunk,
         *step_at(step, slot / step->config.window, chunk) = AT_FOLDED;
         free_slot(step, slot);
         member->passed++;
-        if (step->phase == CAIRN_STEP_COLLECTING) cairn_step_complete_micro(step, member, actions);
+        if (step->phase == CAIRN_STEP_COLLECTING) step_complete_micro(step, member, actions);
         slot = next;
     }
 }
 
-void cairn_step_on_folded(struct cairn_step *step, const struct cairn_step_event *event,
-                          struct cairn_step_actions *actions)
+void step_on_folded(struct cairn_step *step, const struct step_event *event,
+                    struct step_actions *actions)
 {
     assert(event->chunk < step->config.chunk_count);
     release_fold(step, event->chunk, actions);
     if (step->phase == CAIRN_STEP_DRAINING) {
-        cairn_step_drained(step, actions);
+        step_drained(step, actions);
         return;
     }
     assert(step->phase == CAIRN_STEP_COLLECTING);
@@ -387,7 +384,7 @@ void cairn_step_on_folded(struct cairn_step *step, const struct cairn_step_event
     judge_end(step, actions);
 }
 
-void cairn_step_drop_landed(struct cairn_step *step, struct cairn_step_actions *actions)
+void step_drop_landed(struct cairn_step *step, struct step_actions *actions)
 {
     for (uint32_t i = 0; i < step->member_count * step->config.window; i++) {
         if (step->slots[i].state != SLOT_LANDED) continue;

@@ -46,7 +46,7 @@ struct cursor {
 };
 
 struct cairn_step {
-    struct cairn_step_config config;
+    struct step_config config;
     enum cairn_step_phase phase;
     uint64_t epoch;       /* of the last FENCE */
     bool fenced;          /* between FENCE and RESOLVE */
@@ -55,7 +55,7 @@ struct cairn_step {
     uint64_t round_epoch; /* its epoch */
     struct cairn_version version;
     struct cairn_decision last; /* its payload is `payload` */
-    struct cairn_step_sums sums;
+    struct step_sums sums;
 
     uint32_t member_count;
     uint32_t done_count;      /* members that are done */
@@ -93,27 +93,25 @@ struct cairn_step {
 };
 
 /* step.c */
-struct cairn_step_action *cairn_step_act(struct cairn_step_actions *actions,
-                                         enum cairn_step_action_kind kind);
-void cairn_step_grant(struct cairn_step *step, struct member *member,
-                      struct cairn_step_actions *actions);
+struct step_action *step_act(struct step_actions *actions, enum step_action_kind kind);
+void step_grant(struct cairn_step *step, struct member *member, struct step_actions *actions);
 /* Ends DRAINING if nothing is in flight any more, and starts the pending round. */
-void cairn_step_drained(struct cairn_step *step, struct cairn_step_actions *actions);
+void step_drained(struct cairn_step *step, struct step_actions *actions);
 
 /* step_fold.c: LANDED, FOLDED and the cursors */
-void cairn_step_on_landed(struct cairn_step *step, const struct cairn_step_event *event,
-                          struct cairn_step_actions *actions);
-void cairn_step_on_folded(struct cairn_step *step, const struct cairn_step_event *event,
-                          struct cairn_step_actions *actions);
+void step_on_landed(struct cairn_step *step, const struct step_event *event,
+                    struct step_actions *actions);
+void step_on_folded(struct cairn_step *step, const struct step_event *event,
+                    struct step_actions *actions);
 /* Refuses everything that has landed and is not being folded: the round is void. */
-void cairn_step_drop_landed(struct cairn_step *step, struct cairn_step_actions *actions);
+void step_drop_landed(struct cairn_step *step, struct step_actions *actions);
 /* Moves every chunk's cursor as far as it goes; begins the reduction when everything is in. */
-void cairn_step_advance(struct cairn_step *step, struct cairn_step_actions *actions);
+void step_advance(struct cairn_step *step, struct step_actions *actions);
 /* If this member's micro-batch is complete: acknowledges it and goes to the next. */
-void cairn_step_complete_micro(struct cairn_step *step, struct member *member,
-                               struct cairn_step_actions *actions);
-bool cairn_step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint32_t micro,
-                            uint32_t member);
+void step_complete_micro(struct cairn_step *step, struct member *member,
+                         struct step_actions *actions);
+bool step_cursor_past(const struct cairn_step *step, uint32_t chunk, uint32_t micro,
+                      uint32_t member);
 
 static inline uint16_t *step_at(const struct cairn_step *step, uint32_t member, uint32_t chunk)
 {

@@ -26,7 +26,7 @@
  * Heartbeat. Loop thread only. */
 
 struct cairn_shard;
-struct cairn_shard_job;
+struct shard_job;
 
 enum cairn_way {
     CAIRN_WAY_CARRIED,
@@ -40,7 +40,7 @@ enum cairn_way cairn_way_of(const char *path);
 
 /* Bytes by way. Shared: through memory of this host or of its cards; `device` counts the part of it
  * that the host did not see. Carried: by any other way; `one_sided` and `direct` count parts of it. */
-struct cairn_bytes {
+struct bytes {
     uint64_t pushed_shared, pushed_carried, fetched_shared, fetched_carried, put;
     uint64_t pushed_one_sided, fetched_one_sided;
     uint64_t pushed_device, fetched_device;
@@ -50,39 +50,37 @@ struct cairn_bytes {
 };
 
 /* The member may be gone: then the job's count alone grows. */
-void cairn_bytes_pushed(struct cairn_shard_job *job, uint64_t member, uint64_t bytes,
-                        enum cairn_way way);
-void cairn_bytes_fetched(struct cairn_shard_job *job, uint64_t member, uint64_t bytes,
-                         enum cairn_way way);
-void cairn_bytes_put(struct cairn_shard_job *job, uint64_t member, uint64_t bytes);
+void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum cairn_way way);
+void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum cairn_way way);
+void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes);
 
-struct cairn_bytes_list {
+struct bytes_list {
     size_t count;
     Cairn__BytesTold *told;      /* owned: [count] */
     Cairn__BytesTold **pointers; /* owned: [count], to these */
 };
 /* Lists an entry for each job, then an entry for each worker of a job, at most CAIRN_BYTES_TOLD_MAX
  * in all. Jobs that are staged or LEAVING are left out. Without memory the list is empty. */
-void cairn_bytes_list(const struct cairn_shard *shard, struct cairn_bytes_list *out);
-void cairn_bytes_list_release(struct cairn_bytes_list *list);
+void bytes_list(const struct cairn_shard *shard, struct bytes_list *out);
+void bytes_list_release(struct bytes_list *list);
 
 #define CAIRN_MEMORY_TOLD_JOBS 1024 /* CAIRN_SHARD_JOBS_MAX */
-struct cairn_memory_list {
+struct memory_list {
     size_t count;
     Cairn__MemoryTold told[CAIRN_MEMORY_TOLD_JOBS];
     Cairn__MemoryTold *pointers[CAIRN_MEMORY_TOLD_JOBS];
 };
 /* Lists the memory of each job; the generations of a job are added up. */
-void cairn_memory_list(const struct cairn_shard *shard, struct cairn_memory_list *out);
+void memory_list(const struct cairn_shard *shard, struct memory_list *out);
 
 /* ==== works ==== */
 
 /* A list of work that is being made for a home (gpu/home.h), by one thread at a time. It is run when it is
- * full, and by cairn_works_run. The works of one list are done in any order: a work that must come after
- * others is added after cairn_works_run, or in a run's next stage (base.h).
+ * full, and by works_run. The works of one list are done in any order: a work that must come after
+ * others is added after works_run, or in a run's next stage (base.h).
  *
  * The host reads and writes what lies in a home by get, put and edit: where it lies if the host may follow
- * the address, else in scratch, between copies. Whatever fails in between is told by cairn_works_run.
+ * the address, else in scratch, between copies. Whatever fails in between is told by works_run.
  *
  * Where the home takes two lists, one is made while the other is under way (cairn_works_send). Then the works
  * of both are done in any order. */
@@ -91,7 +89,7 @@ void cairn_memory_list(const struct cairn_shard *shard, struct cairn_memory_list
 #define CAIRN_WORKS_SCRATCH_BYTES ((size_t)16 << 20)
 
 /* The works that the home is given at a time; a list stays unchanged until they are done. */
-struct cairn_works_list {
+struct works_list {
     /* owned */
     struct cairn_work *works;                            /* [capacity] */
     struct cairn_source (*sources)[CAIRN_STEP_FOLD_MAX]; /* [capacity] */
@@ -100,7 +98,7 @@ struct cairn_works_list {
     uint32_t count;
     size_t scratch_used;
     bool is_under_way; /* begun, and not finished */
-    /* since the last cairn_works_run or _await */
+    /* since the last works_run or _await */
     cairn_status status;
     const void *failed_at; /* where a guarded work met a missing page; NULL: nowhere */
     struct cairn_sentence why;
@@ -108,13 +106,13 @@ struct cairn_works_list {
 
 #define CAIRN_WORKS_LISTS 2
 
-struct cairn_works {
+struct works {
     struct cairn_home_stream *stream; /* owned */
     struct cairn_home *home;          /* borrowed */
     bool in_place;                    /* the host may follow addresses of the home */
     /* Works read memory that other processes may have taken pages of; of a home that is the host only. */
     bool is_guarded;
-    struct cairn_works_list lists[CAIRN_WORKS_LISTS]; /* [list_count] */
+    struct works_list lists[CAIRN_WORKS_LISTS]; /* [list_count] */
     uint32_t list_count, capacity;
     uint32_t first,
         sent; /* of the lists that were sent: which is the first, and how many there are */
@@ -123,46 +121,45 @@ struct cairn_works {
 
 /* items: of how many a list is made; lists: 1, or as many as are sent at a time. CAIRN_ERR_NO_MEMORY, or as
  * cairn_home_stream_open: close it. */
-CAIRN_MUST_CHECK cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home,
-                                               uint32_t items, uint32_t lists,
-                                               struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status works_open(struct works *works, struct cairn_home *home,
+                                         uint32_t items, uint32_t lists,
+                                         struct cairn_sentence *why);
 
 /* Also of what is all 0. */
-void cairn_works_close(struct cairn_works *works);
+void works_close(struct works *works);
 
 /* One more, all else 0. */
-struct cairn_work *cairn_works_add(struct cairn_works *works, enum cairn_work_kind kind);
-void cairn_works_copy(struct cairn_works *works, void *to, const void *from, size_t bytes);
+struct cairn_work *works_add(struct works *works, enum cairn_work_kind kind);
+void works_copy(struct works *works, void *to, const void *from, size_t bytes);
 /* The part that a box has of the elements [first_elem, first_elem + elem_count) of a tensor.
  * `range` begins with first_elem; `packed` holds only the elements of the box, one behind another.
  * One of the two lies in the home, or neither. Packing and unpacking return the bytes of
  * `packed`. */
-struct cairn_works_box {
+struct works_box {
     const struct cairn_box *box;
     const struct cairn_shape *shape;
     uint64_t first_elem, elem_count;
     size_t elem_bytes;
 };
-size_t cairn_works_pack(struct cairn_works *works, const struct cairn_works_box *of, void *packed,
-                        const void *range);
-size_t cairn_works_unpack(struct cairn_works *works, const struct cairn_works_box *of, void *range,
-                          const void *packed);
+size_t works_pack(struct works *works, const struct works_box *of, void *packed, const void *range);
+size_t works_unpack(struct works *works, const struct works_box *of, void *range,
+                    const void *packed);
 /* A fold of sources [count] that the list keeps. */
-void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_source *sources,
-                      uint32_t count, bool first, size_t elems);
+void works_fold(struct works *works, float *acc, const struct cairn_source *sources, uint32_t count,
+                bool first, size_t elems);
 
 /* The bytes at an address of the home, to read: until the next call. */
-const void *cairn_works_get(struct cairn_works *works, const void *at, size_t bytes);
+const void *works_get(struct works *works, const void *at, size_t bytes);
 /* Where to write now what is at the address when the list has run. */
-void *cairn_works_put(struct cairn_works *works, void *at, size_t bytes);
+void *works_put(struct works *works, void *at, size_t bytes);
 /* Does what is in the list; it is empty then. Not OK: of what was added since the last call nothing may be
  * used. */
-cairn_status cairn_works_run(struct cairn_works *works, struct cairn_sentence *why);
+cairn_status works_run(struct works *works, struct cairn_sentence *why);
 /* The same, but what failed is told by the next call. */
-void cairn_works_flush(struct cairn_works *works);
+void works_flush(struct works *works);
 
 /* The list that is being made, with what became of it so far. */
-const struct cairn_works_list *cairn_works_now(const struct cairn_works *works);
+const struct works_list *works_now(const struct works *works);
 
 /* ==== compute ==== */
 
@@ -175,20 +172,20 @@ const struct cairn_works_list *cairn_works_now(const struct cairn_works *works);
  * time as there are threads. For a device it is what came while the lists before were done; a thread begins a
  * list before it waits for the one ahead, if there is more than the other threads take. */
 
-struct cairn_compute_lane;
+struct compute_lane;
 
 struct cairn_compute {
-    struct cairn_home *home;          /* owned; NULL: this one is not there */
-    struct cairn_pool *pool;          /* owned */
-    struct cairn_compute_lane *lanes; /* owned: [lane_count] */
-    uint32_t lane_count;       /* of each thread, the loop, the files and the snapshots thread */
-    pthread_mutex_t lock;      /* guards `why` */
-    struct cairn_sentence why; /* of the last list that failed */
+    struct cairn_home *home;    /* owned; NULL: this one is not there */
+    struct cairn_pool *pool;    /* owned */
+    struct compute_lane *lanes; /* owned: [lane_count] */
+    uint32_t lane_count;        /* of each thread, the loop, the files and the snapshots thread */
+    pthread_mutex_t lock;       /* guards `why` */
+    struct cairn_sentence why;  /* of the last list that failed */
 };
 
 /* Embedded in what the run works on. */
 struct cairn_run {
-    struct cairn_task task; /* first; private, but for is_small, before it is submitted */
+    struct task task; /* first; private, but for is_small, before it is submitted */
     /* the owner's, constant while the run is under way */
     struct cairn_compute *compute;
     uint32_t item_count;
@@ -196,13 +193,12 @@ struct cairn_run {
     bool is_guarded;     /* works read memory of workers, where they lie: see failed_at */
     /* Adds the works of an item. False: these are all. True: it is asked for the next stage when they are
      * done. Any thread; of an item one. */
-    bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage,
-                     struct cairn_works *works);
-    /* The works of an item are done; likewise. `thread` is below cairn_compute_lanes. May be NULL. */
+    bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works);
+    /* The works of an item are done; likewise. `thread` is below compute_lanes. May be NULL. */
     void (*conclude)(struct cairn_run *run, uint32_t item, uint32_t thread);
     void (*done)(struct cairn_run *run); /* loop thread: look at the status first */
     /* the result */
-    /* not OK: nothing that the works make may be used; cairn_compute_why */
+    /* not OK: nothing that the works make may be used; compute_why */
     _Atomic cairn_status status;
     /* of a guarded run of one item: the address whose page is missing; NULL: none */
     const void *failed_at;
@@ -210,36 +206,35 @@ struct cairn_run {
 
 /* Takes the home over, also when it fails. threads: those of the pool.
  * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */
-CAIRN_MUST_CHECK cairn_status cairn_compute_open(struct cairn_compute *compute, uv_loop_t *loop,
-                                                 struct cairn_home *home, const char *name,
-                                                 uint32_t threads, struct cairn_sentence *why);
-/* Ends the threads, as cairn_pool_close. False: there are none, on_closed does not follow. */
-bool cairn_compute_stop(struct cairn_compute *compute, void (*on_closed)(void *context),
-                        void *context);
-/* Behind cairn_compute_stop, when no memory of the home is in use. */
-void cairn_compute_close(struct cairn_compute *compute);
+CAIRN_MUST_CHECK cairn_status compute_open(struct cairn_compute *compute, uv_loop_t *loop,
+                                           struct cairn_home *home, const char *name,
+                                           uint32_t threads, struct cairn_sentence *why);
+/* Ends the threads, as pool_close. False: there are none, on_closed does not follow. */
+bool compute_stop(struct cairn_compute *compute, void (*on_closed)(void *context), void *context);
+/* Behind compute_stop, when no memory of the home is in use. */
+void compute_close(struct cairn_compute *compute);
 
 /* ---- loop thread ---- */
-void cairn_compute_submit(struct cairn_run *run);
-uint32_t cairn_compute_lanes(const struct cairn_compute *compute);
+void compute_submit(struct cairn_run *run);
+uint32_t compute_lanes(const struct cairn_compute *compute);
 /* As many items as keep the home at work. */
-uint32_t cairn_compute_items_wanted(const struct cairn_compute *compute);
+uint32_t compute_items_wanted(const struct cairn_compute *compute);
 /* Before the first job lies there: every stream takes its staging, so that none of them lacks it in a round.
  * No run is under way, or it was called before. As cairn_home_stream_begin. */
-CAIRN_MUST_CHECK cairn_status cairn_compute_begin(struct cairn_compute *compute,
-                                                  struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status compute_begin(struct cairn_compute *compute,
+                                            struct cairn_sentence *why);
 /* Bytes of the device, and as many of host memory, that streams have still to take for it. */
-uint64_t cairn_compute_staging_left(const struct cairn_compute *compute);
+uint64_t compute_staging_left(const struct cairn_compute *compute);
 /* The list of the loop thread; what a caller added it also runs. */
-struct cairn_works *cairn_compute_loop(const struct cairn_compute *compute);
+struct works *compute_loop(const struct cairn_compute *compute);
 
 /* ---- any thread ---- */
 /* The list of the files thread, the same. */
-struct cairn_works *cairn_compute_files(const struct cairn_compute *compute);
+struct works *compute_files(const struct cairn_compute *compute);
 /* The list of the snapshots thread, the same. */
-struct cairn_works *cairn_compute_snapshots(const struct cairn_compute *compute);
-bool cairn_compute_is_host(const struct cairn_compute *compute);
-void cairn_compute_why(struct cairn_compute *compute, struct cairn_sentence *why_out);
+struct works *compute_snapshots(const struct cairn_compute *compute);
+bool compute_is_host(const struct cairn_compute *compute);
+void compute_why(struct cairn_compute *compute, struct cairn_sentence *why_out);
 
 /* ==== session ==== */
 
@@ -264,32 +259,32 @@ struct cairn_session {
     uint32_t backoff_ms;
     uint64_t heard_ms;    /* uv_now of the last frame */
     uint64_t roll_due_ms; /* when members not told of in this session are forgotten; 0: done */
-    struct cairn_coordinator_id coordinator; /* whose Welcome came */
-    enum cairn_standing standing;            /* of it to what we hold: we obey it, or not */
-    struct cairn_log_limit down;
+    struct coordinator_id coordinator; /* whose Welcome came */
+    enum cairn_standing standing;      /* of it to what we hold: we obey it, or not */
+    struct log_limit down;
 };
 
-void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
-                        const ProtobufCMessage *message);
-void cairn_session_send_pages(struct cairn_shard *shard, uint32_t request,
-                              enum cairn_page_what what, struct cairn_packed *packed);
+void session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
+                  const ProtobufCMessage *message);
+void session_send_pages(struct cairn_shard *shard, uint32_t request, enum cairn_page_what what,
+                        struct cairn_packed *packed);
 /* Ends the connection with a reason told to the coordinator; a new one is tried. */
-void cairn_session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
+void session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Answers a request if its session is still there, and forgets it. CAIRN_OK is Done. */
-void cairn_session_answer(struct cairn_shard *shard, struct cairn_request *request,
-                          cairn_status status, const struct cairn_sentence *why);
-struct cairn_request cairn_session_request(const struct cairn_shard *shard, uint32_t number);
+void session_answer(struct cairn_shard *shard, struct cairn_request *request, cairn_status status,
+                    const struct cairn_sentence *why);
+struct cairn_request session_request(const struct cairn_shard *shard, uint32_t number);
 
 /* ==== member ==== */
 
 /* The members of a job: members.c connects them. Loop thread. */
 
-struct cairn_member_tile;
+struct member_tile;
 
 /* A member of a job: a worker or a reader. */
 struct cairn_member {
-    struct cairn_shard_job *job; /* borrowed */
+    struct shard_job *job; /* borrowed */
     uint64_t number, token;
     uint64_t told; /* session.serial when the coordinator last told of it */
     uint32_t rank, role;
@@ -301,52 +296,52 @@ struct cairn_member {
     bool again;        /* it went down after it was heard: one try more, by shard->connects.again */
     bool cut;          /* a send failed: to be closed when the actions at hand are done */
     uint32_t endpoint; /* the number of `peer`, or of the last one */
-    uint32_t connection;      /* of the member: the highest number that a HELLO of it had */
-    uint32_t replies;         /* fetches that wait or are being sent */
-    struct cairn_reply *kept; /* owned: read.h, of a worker; NULL: it gets one that comes back */
-    uint32_t notes;           /* micro-batch ends being received */
-    uint64_t tiles_hash;      /* of the list that it declared: CAIRN_TABLE_HASH_WHOLE without one */
-    struct cairn_member_tile *tiles; /* owned: [tile_count], by tensor; those of tensors here */
+    uint32_t connection; /* of the member: the highest number that a HELLO of it had */
+    uint32_t replies;    /* fetches that wait or are being sent */
+    struct reply *kept;  /* owned: read.h, of a worker; NULL: it gets one that comes back */
+    uint32_t notes;      /* micro-batch ends being received */
+    uint64_t tiles_hash; /* of the list that it declared: CAIRN_TABLE_HASH_WHOLE without one */
+    struct member_tile *tiles; /* owned: [tile_count], by tensor; those of tensors here */
     size_t tile_count;
-    uint64_t untouched;       /* chunks of trained tensors here that it holds nothing of */
-    struct cairn_bytes bytes; /* its own, since it joined */
-    struct cairn_log_limit refusals;
+    uint64_t untouched; /* chunks of trained tensors here that it holds nothing of */
+    struct bytes bytes; /* its own, since it joined */
+    struct log_limit refusals;
     size_t address_bytes;
     uint8_t address[]; /* owned: [address_bytes], for the fabric */
 };
 
-struct cairn_members {
+struct members {
     struct cairn_member **list; /* owned: [capacity], by number, open addressing */
     size_t count, capacity;
     bool cut; /* some have `cut` set */
 };
 
-struct cairn_member *cairn_member_find(const struct cairn_shard_job *job, uint64_t number);
+struct cairn_member *member_find(const struct shard_job *job, uint64_t number);
 /* So that one more can be added. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_members_make_room(struct cairn_shard_job *job);
-void cairn_members_add(struct cairn_shard_job *job, struct cairn_member *member);
-void cairn_members_take_out(struct cairn_shard_job *job, const struct cairn_member *member);
+CAIRN_MUST_CHECK cairn_status members_make_room(struct shard_job *job);
+void members_add(struct shard_job *job, struct cairn_member *member);
+void members_take_out(struct shard_job *job, const struct cairn_member *member);
 
 /* The way's number that HELLO and GRANT to the member carry: proto/wire/chunk.h. */
-uint64_t cairn_member_way(const struct cairn_member *member);
+uint64_t member_way(const struct cairn_member *member);
 /* Its connection, if it has one, is to be closed when the actions at hand are done. */
-void cairn_member_cut(struct cairn_shard_job *job, uint64_t number);
+void member_cut(struct shard_job *job, uint64_t number);
 /* Sends a header; job, member and token are filled in. Dropped if it is not connected. */
-void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *header);
+void member_send(struct cairn_member *member, struct cairn_chunk_header *header);
 /* The same in the name of another shard, by its index: an owner, whose relay we are. */
-void cairn_member_send_for(struct cairn_member *member, struct cairn_chunk_header *header,
-                           uint32_t shard);
+void member_send_for(struct cairn_member *member, struct cairn_chunk_header *header,
+                     uint32_t shard);
 /* NAK that echoes a request. */
-void cairn_member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
-                         cairn_status status);
-void cairn_member_refuse_for(struct cairn_member *member, const struct cairn_chunk_header *header,
-                             cairn_status status, uint32_t shard);
+void member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+                   cairn_status status);
+void member_refuse_for(struct cairn_member *member, const struct cairn_chunk_header *header,
+                       cairn_status status, uint32_t shard);
 /* Counts a refusal, and says it in the log. */
-void cairn_member_note_refusal(struct cairn_member *member, const struct cairn_chunk_header *header,
-                               const char *why);
+void member_note_refusal(struct cairn_member *member, const struct cairn_chunk_header *header,
+                         const char *why);
 /* Its memory cannot be read: the coordinator is asked to put it out, and a round that it spoiled never
  * ends here. */
-void cairn_member_unreadable(struct cairn_shard_job *job, uint64_t number);
+void member_unreadable(struct shard_job *job, uint64_t number);
 
 /* ==== job ==== */
 
@@ -356,66 +351,63 @@ struct cairn_compute;
 struct cairn_run;
 
 /* NULL if there is none of that number that is not LEAVING or staged. */
-struct cairn_shard_job *cairn_shard_job_find(struct cairn_shard *shard, uint64_t number);
+struct shard_job *shard_job_find(struct cairn_shard *shard, uint64_t number);
 /* Something in flight began or ended. `idle` may free the job. */
-void cairn_shard_job_busy(struct cairn_shard_job *job);
-void cairn_shard_job_idle(struct cairn_shard_job *job);
+void shard_job_busy(struct shard_job *job);
+void shard_job_idle(struct shard_job *job);
 /* At the end of what the fabric calls: tells the core of receives that ended, and closes peers that were
  * cut. */
-void cairn_shard_job_settle(struct cairn_shard_job *job);
+void shard_job_settle(struct shard_job *job);
 /* The compute that works where a local element of the job's planes lies. Any thread. */
-struct cairn_compute *cairn_shard_job_home(const struct cairn_shard_job *job, uint64_t local_elem);
+struct cairn_compute *shard_job_home(const struct shard_job *job, uint64_t local_elem);
 /* The job does nothing any more: a wrong parameter must not be published. */
-void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why);
+void shard_job_fault(struct shard_job *job, const char *why);
 /* To be called after work on the job's planes: true if the work failed. Then the job is stopped. If
  * its home failed, all jobs with planes in that home are stopped too, except those that are
  * LOADING: their own load ends with the failure. */
-bool cairn_shard_job_failed(struct cairn_shard_job *job, cairn_status status,
-                            const struct cairn_sentence *why);
+bool shard_job_failed(struct shard_job *job, cairn_status status, const struct cairn_sentence *why);
 /* The same for a run; the reason is that of the run's compute. */
-bool cairn_shard_job_run_failed(struct cairn_shard_job *job, const struct cairn_run *run);
+bool shard_job_run_failed(struct shard_job *job, const struct cairn_run *run);
 /* Bytes that a decision of the job may have beside itself. */
-size_t cairn_shard_payload_max(const struct cairn_shard_job *job);
+size_t shard_payload_max(const struct shard_job *job);
 
 /* ==== arriving ==== */
 
 /* Messages of the coordinator whose bytes follow in pages: JobCreate, MemberTiles, JobTerms. When the last
  * page is here, a thread runs the kind's `prepare`, so that a large job holds nobody's round up, and then the
- * kind's `whole` is called; the message is answered and gone with cairn_arriving_end, then or later. `whole`
- * may give it to a thread once more (cairn_arriving_make). All of them are gone with the connection. Loop
+ * kind's `whole` is called; the message is answered and gone with arriving_end, then or later. `whole`
+ * may give it to a thread once more (arriving_make). All of them are gone with the connection. Loop
  * thread. */
 
 #define CAIRN_ARRIVING_MAX   8 /* of a kind */
 #define CAIRN_ARRIVING_PAGED 2
 
-struct cairn_arriving;
+struct arriving;
 
-struct cairn_arriving_kind {
+struct arriving_kind {
     const char *name;                                /* "a job": in a refusal */
     enum cairn_page_what what[CAIRN_ARRIVING_PAGED]; /* of each of them; 0: none */
     bool may_be_empty;                               /* what has 0 bytes has come */
     /* On a thread, when all of it is here: makes `made`. It reads the message, its pages, and what of the
      * shard is constant. Not CAIRN_OK, with `why`: the message is refused. NULL, or no bytes came: nothing is
      * made. */
-    cairn_status (*prepare)(struct cairn_arriving *arriving, void **made_out,
-                            struct cairn_sentence *why);
-    /* On a thread, of cairn_arriving_make: makes `made` complete. Not CAIRN_OK: as of `prepare`. */
-    cairn_status (*make)(const struct cairn_arriving *arriving, void *made,
-                         struct cairn_sentence *why);
+    cairn_status (*prepare)(struct arriving *arriving, void **made_out, struct cairn_sentence *why);
+    /* On a thread, of arriving_make: makes `made` complete. Not CAIRN_OK: as of `prepare`. */
+    cairn_status (*make)(const struct arriving *arriving, void *made, struct cairn_sentence *why);
     void (*unmake)(void *made); /* frees what nobody took; loop thread */
     /* All of it is here. It may be called again by whoever keeps it waiting. */
-    void (*whole)(struct cairn_shard *shard, struct cairn_arriving *arriving);
+    void (*whole)(struct cairn_shard *shard, struct arriving *arriving);
 };
 
-struct cairn_arriving {
-    struct cairn_task task;      /* private, as `phase`, `status`, `why` and `is_small` are */
-    struct cairn_arriving *next; /* of the shard's */
-    const struct cairn_arriving_kind *kind;
+struct arriving {
+    struct task task;      /* private, as `phase`, `status`, `why` and `is_small` are */
+    struct arriving *next; /* of the shard's */
+    const struct arriving_kind *kind;
     uint32_t request;
     ProtobufCMessage *message; /* owned */
     struct cairn_paged paged[CAIRN_ARRIVING_PAGED];
     struct cairn_shard *shard;
-    void *made; /* owned until `whole` takes it (cairn_arriving_take) */
+    void *made; /* owned until `whole` takes it (arriving_take) */
     /* PREPARING: a thread reads it, so it is kept apart if it is dropped, until the thread is through. */
     enum { CAIRN_ARRIVING_PAGES, CAIRN_ARRIVING_PREPARING, CAIRN_ARRIVING_PREPARED } phase;
     bool is_small; /* so few bytes came that a thread would take longer to be told of them */
@@ -424,29 +416,27 @@ struct cairn_arriving {
 };
 
 /* Takes the message, whose pages are so many bytes; a message that is refused is answered. */
-void cairn_arriving_begin(struct cairn_shard *shard, const struct cairn_arriving_kind *kind,
-                          uint32_t request, ProtobufCMessage *message,
-                          const uint64_t bytes[CAIRN_ARRIVING_PAGED]);
+void arriving_begin(struct cairn_shard *shard, const struct arriving_kind *kind, uint32_t request,
+                    ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED]);
 /* A page of one of them, or of one that was refused. */
-void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page);
+void arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page);
 /* All pages are here, and what is made of them. */
-bool cairn_arriving_whole(const struct cairn_arriving *arriving);
+bool arriving_whole(const struct arriving *arriving);
 /* The result of `prepare` and `make`. Taking it makes it the caller's. */
-void *cairn_arriving_made(const struct cairn_arriving *arriving);
-void *cairn_arriving_take(struct cairn_arriving *arriving);
+void *arriving_made(const struct arriving *arriving);
+void *arriving_take(struct arriving *arriving);
 /* Within `whole`, as its last act: a thread runs the kind's `make`, then `whole` is called once more. */
-void cairn_arriving_make(struct cairn_arriving *arriving);
+void arriving_make(struct arriving *arriving);
 /* One of that kind was dropped, and a thread still works on it. */
-bool cairn_arriving_lingers(const struct cairn_shard *shard,
-                            const struct cairn_arriving_kind *kind);
+bool arriving_lingers(const struct cairn_shard *shard, const struct arriving_kind *kind);
 /* Answers it (CAIRN_OK is Done), and frees it. */
-void cairn_arriving_end(struct cairn_shard *shard, struct cairn_arriving *arriving,
-                        cairn_status status, const struct cairn_sentence *why);
+void arriving_end(struct cairn_shard *shard, struct arriving *arriving, cairn_status status,
+                  const struct cairn_sentence *why);
 /* Frees it without an answer. */
-void cairn_arriving_drop(struct cairn_shard *shard, struct cairn_arriving *arriving);
-void cairn_arriving_drop_all(struct cairn_shard *shard);
+void arriving_drop(struct cairn_shard *shard, struct arriving *arriving);
+void arriving_drop_all(struct cairn_shard *shard);
 /* Frees the messages that were dropped while a thread prepared them. The threads must have
  * ended. */
-void cairn_arriving_release(struct cairn_shard *shard);
+void arriving_release(struct cairn_shard *shard);
 
 #endif

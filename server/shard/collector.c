@@ -12,15 +12,14 @@
 /* ---- open and close ---- */
 
 static void slot_release(struct cairn_slot *slot);
-static struct cairn_chunk_header step_header_of(const struct cairn_step_action *action,
-                                                uint8_t kind,
-                                                const struct cairn_chunk_table *table);
-static cairn_status frozen_judge(const struct cairn_frozen *frozen,
+static struct cairn_chunk_header step_header_of(const struct step_action *action, uint8_t kind,
+                                                const struct chunk_table *table);
+static cairn_status frozen_judge(const struct frozen *frozen,
                                  const struct cairn_job_spec_data *spec, uint32_t tensor,
                                  uint64_t round, struct cairn_sentence *why);
-static void fold_begin(struct cairn_collector *collector, const struct cairn_step_action *action);
+static void fold_begin(struct collector *collector, const struct step_action *action);
 
-static cairn_status grow(struct cairn_step_actions *actions, size_t capacity)
+static cairn_status grow(struct step_actions *actions, size_t capacity)
 {
     if (capacity <= actions->capacity) return CAIRN_OK;
     void *list = realloc(actions->list, capacity * sizeof *actions->list);
@@ -30,32 +29,31 @@ static cairn_status grow(struct cairn_step_actions *actions, size_t capacity)
     return CAIRN_OK;
 }
 
-cairn_status cairn_collector_tables_open(const struct cairn_collector *collector,
-                                         const struct cairn_step_config *step,
-                                         const struct cairn_chunk_table *table,
-                                         struct cairn_collector_tables *tables_out)
+cairn_status collector_tables_open(const struct collector *collector,
+                                   const struct step_config *step, const struct chunk_table *table,
+                                   struct collector_tables *tables_out)
 {
     const uint32_t slots = step->member_max * step->window, chunks = table->trained_count;
-    struct cairn_collector_tables tables = { .table = table,
-                                             .fold_count = slots < chunks ? slots : chunks };
-    tables.step = malloc(cairn_step_bytes(step) + 1);
+    struct collector_tables tables = { .table = table,
+                                       .fold_count = slots < chunks ? slots : chunks };
+    tables.step = malloc(step_bytes(step) + 1);
     tables.folds = calloc((size_t)tables.fold_count + 1, sizeof *tables.folds);
-    const cairn_status status = grow(collector->actions, cairn_step_actions_max(step));
+    const cairn_status status = grow(collector->actions, step_actions_max(step));
     if (status != CAIRN_OK || tables.step == NULL || tables.folds == NULL) {
-        cairn_collector_tables_close(&tables);
+        collector_tables_close(&tables);
         return CAIRN_ERR_NO_MEMORY;
     }
     *tables_out = tables;
     return CAIRN_OK;
 }
 
-void cairn_collector_tables_close(struct cairn_collector_tables *tables)
+void collector_tables_close(struct collector_tables *tables)
 {
     free(tables->step);
     free(tables->folds);
 }
 
-static void take_tables(struct cairn_collector *collector, struct cairn_collector_tables *tables)
+static void take_tables(struct collector *collector, struct collector_tables *tables)
 {
     free(collector->folds);
     collector->table = tables->table;
@@ -65,25 +63,24 @@ static void take_tables(struct cairn_collector *collector, struct cairn_collecto
         collector->folds[i].next = collector->folds_free;
         collector->folds_free = &collector->folds[i];
     }
-    *tables = (struct cairn_collector_tables) { .table = NULL };
+    *tables = (struct collector_tables) { .table = NULL };
 }
 
-void cairn_collector_switch(struct cairn_collector *collector, const struct cairn_step_config *step,
-                            struct cairn_collector_tables *tables)
+void collector_switch(struct collector *collector, const struct step_config *step,
+                      struct collector_tables *tables)
 {
     struct cairn_step *before = collector->step;
-    assert(cairn_step_slots_used(before) == 0 && collector->landed == NULL);
-    collector->step = cairn_step_init_from(tables->step, step, before);
+    assert(step_slots_used(before) == 0 && collector->landed == NULL);
+    collector->step = step_init_from(tables->step, step, before);
     take_tables(collector, tables);
     free(before);
 }
 
-cairn_status cairn_collector_open(struct cairn_collector *collector,
-                                  const struct cairn_collector_options *options)
+cairn_status collector_open(struct collector *collector, const struct collector_options *options)
 {
     const uint32_t slots = options->step->member_max * options->step->window;
-    struct cairn_collector_tables tables;
-    *collector = (struct cairn_collector) {
+    struct collector_tables tables;
+    *collector = (struct collector) {
         .hands = options->hands,
         .job = options->job,
         .shard_name = options->shard_name,
@@ -91,17 +88,16 @@ cairn_status cairn_collector_open(struct cairn_collector *collector,
         .slots = calloc(slots, sizeof *collector->slots),
     };
     if (collector->slots == NULL) return CAIRN_ERR_NO_MEMORY;
-    cairn_status status = cairn_collector_tables_open(collector, options->step, options->table,
-                                                      &tables);
+    cairn_status status = collector_tables_open(collector, options->step, options->table, &tables);
     if (status != CAIRN_OK) return status;
     collector->slot_count = slots;
     for (uint32_t i = 0; i < slots; i++) collector->slots[i].collector = collector;
-    collector->step = cairn_step_init(tables.step, options->step, options->version, options->last);
+    collector->step = step_init(tables.step, options->step, options->version, options->last);
     take_tables(collector, &tables);
     return CAIRN_OK;
 }
 
-void cairn_collector_close(struct cairn_collector *collector)
+void collector_close(struct collector *collector)
 {
     for (uint32_t i = 0; i < collector->slot_count; i++) slot_release(&collector->slots[i]);
     free(collector->step);
@@ -109,7 +105,7 @@ void cairn_collector_close(struct cairn_collector *collector)
     free(collector->folds);
 }
 
-void cairn_collector_leave(struct cairn_collector *collector)
+void collector_leave(struct collector *collector)
 {
     for (uint32_t i = 0; i < collector->slot_count; i++)
         if (!collector->slots[i].folding && !collector->slots[i].receiving)
@@ -119,13 +115,13 @@ void cairn_collector_leave(struct cairn_collector *collector)
 /* ---- to workers ---- */
 
 /* How many of the part's chunks are added up on a device: the first ones (memory.h). */
-static uint64_t chunks_on_card(const struct cairn_collector *collector)
+static uint64_t chunks_on_card(const struct collector *collector)
 {
-    const struct cairn_chunk_table *table = collector->table;
+    const struct chunk_table *table = collector->table;
     uint32_t low = 0, high = table->trained_count;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        if (cairn_compute_is_host(collector->hands->compute(collector, middle)))
+        if (compute_is_host(collector->hands->compute(collector, middle)))
             high = middle;
         else
             low = middle + 1;
@@ -133,15 +129,15 @@ static uint64_t chunks_on_card(const struct cairn_collector *collector)
     return low < table->trained_count ? table->trained[low] : table->map.chunk_count;
 }
 
-static void send_to(const struct cairn_collector *collector, const struct cairn_step_action *action,
+static void send_to(const struct collector *collector, const struct step_action *action,
                     uint8_t kind, uint64_t value)
 {
-    struct cairn_member *member = cairn_member_find(collector->job, action->member);
+    struct cairn_member *member = member_find(collector->job, action->member);
     if (member == NULL) return;
     struct cairn_chunk_header header = step_header_of(action, kind, collector->table);
     header.value = value;
     if (kind == CAIRN_CHUNK_GRANT) {
-        header.request = cairn_member_way(member);
+        header.request = member_way(member);
         header.leaf_count = action->small;
         header.micro = action->in_place;
         header.first_leaf = chunks_on_card(collector);
@@ -149,28 +145,28 @@ static void send_to(const struct cairn_collector *collector, const struct cairn_
     collector->hands->send(collector, member, &header);
 }
 
-static void refuse(const struct cairn_collector *collector, const struct cairn_step_action *action)
+static void refuse(const struct collector *collector, const struct step_action *action)
 {
-    const struct cairn_shard_job *job = collector->job;
-    struct cairn_member *member = cairn_member_find(job, action->member);
+    const struct shard_job *job = collector->job;
+    struct cairn_member *member = member_find(job, action->member);
     job->shard->stats.chunks_refused++;
     if (member != NULL) { // a late one is what an end of an epoch leaves on its way
-        cairn_log_limited(&member->refusals,
-                          action->status == CAIRN_ERR_STALE ? CAIRN_LOG_INFO : CAIRN_LOG_WARN,
-                          "refused chunk %u of job %s for shard %s from %s: %s; it is of epoch "
-                          "%llu, round %llu, shard %s is at epoch %llu, round %llu",
-                          action->chunk, job->spec.name, collector->shard_name, member->name,
-                          cairn_status_text((int)action->status), (unsigned long long)action->epoch,
-                          (unsigned long long)action->round, job->shard->name,
-                          (unsigned long long)cairn_step_epoch(collector->step),
-                          (unsigned long long)cairn_step_round(collector->step));
+        log_limited(&member->refusals,
+                    action->status == CAIRN_ERR_STALE ? CAIRN_LOG_INFO : CAIRN_LOG_WARN,
+                    "refused chunk %u of job %s for shard %s from %s: %s; it is of epoch "
+                    "%llu, round %llu, shard %s is at epoch %llu, round %llu",
+                    action->chunk, job->spec.name, collector->shard_name, member->name,
+                    cairn_status_text((int)action->status), (unsigned long long)action->epoch,
+                    (unsigned long long)action->round, job->shard->name,
+                    (unsigned long long)step_epoch(collector->step),
+                    (unsigned long long)cairn_step_round(collector->step));
     }
     send_to(collector, action, CAIRN_CHUNK_NAK, (uint64_t)action->status);
 }
 
 /* ---- contributions ---- */
 
-static cairn_status judge_tensor(const struct cairn_shard_job *job,
+static cairn_status judge_tensor(const struct shard_job *job,
                                  const struct cairn_chunk_header *header,
                                  struct cairn_sentence *why)
 {
@@ -193,12 +189,11 @@ static cairn_status refuse_untrained(const struct cairn_tensor_spec *tensor,
                       cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
 }
 
-cairn_status cairn_collector_judge(const struct cairn_collector *collector,
-                                   const struct cairn_member *member,
-                                   const struct cairn_chunk_header *header, uint32_t *chunk_out,
-                                   struct cairn_piece *piece_out, struct cairn_sentence *why)
+cairn_status collector_judge(const struct collector *collector, const struct cairn_member *member,
+                             const struct cairn_chunk_header *header, uint32_t *chunk_out,
+                             struct cairn_piece *piece_out, struct cairn_sentence *why)
 {
-    const struct cairn_shard_job *job = collector->job;
+    const struct shard_job *job = collector->job;
     const struct cairn_shard_map *map = &collector->table->map;
     cairn_status status = judge_tensor(job, header, why);
     if (status != CAIRN_OK) return status;
@@ -227,45 +222,45 @@ cairn_status cairn_collector_judge(const struct cairn_collector *collector,
     return CAIRN_OK;
 }
 
-static void discard(struct cairn_collector *collector)
+static void discard(struct collector *collector)
 {
     cairn_fabric_drop(collector->waiting);
     collector->waiting = NULL;
 }
 
-bool cairn_collector_reads_view(const struct cairn_collector *collector,
-                                const struct cairn_chunk_header *header, uint32_t chunk,
-                                const struct cairn_fabric_message *message)
+bool collector_reads_view(const struct collector *collector,
+                          const struct cairn_chunk_header *header, uint32_t chunk,
+                          const struct cairn_fabric_message *message)
 {
     const uintptr_t view = (uintptr_t)cairn_fabric_message_view(message);
     if (view == 0) return false;
     if (cairn_way_of(cairn_fabric_message_path(message)) != CAIRN_WAY_DEVICE) return true;
     // A kernel that met an element across its own size would end the card's context.
-    return !cairn_compute_is_host(collector->hands->compute(collector, chunk)) &&
+    return !compute_is_host(collector->hands->compute(collector, chunk)) &&
            view % cairn_dtype_bytes(header->dtype) == 0;
 }
 
 /* The same to the end: a device has memory of the host copied into the slot's (collector.c). */
-static bool reads_in_place(const struct cairn_collector *collector,
+static bool reads_in_place(const struct collector *collector,
                            const struct cairn_chunk_header *header, uint32_t chunk,
                            const struct cairn_fabric_message *message)
 {
-    return cairn_collector_reads_view(collector, header, chunk, message) &&
+    return collector_reads_view(collector, header, chunk, message) &&
            (cairn_way_of(cairn_fabric_message_path(message)) == CAIRN_WAY_DEVICE ||
-            cairn_compute_is_host(collector->hands->compute(collector, chunk)));
+            compute_is_host(collector->hands->compute(collector, chunk)));
 }
 
-void cairn_collector_push(struct cairn_collector *collector,
-                          const struct cairn_chunk_header *header, uint32_t chunk,
-                          const struct cairn_piece *piece, struct cairn_fabric_message *message)
+void collector_push(struct collector *collector, const struct cairn_chunk_header *header,
+                    uint32_t chunk, const struct cairn_piece *piece,
+                    struct cairn_fabric_message *message)
 {
     collector->waiting = message;
     collector->waiting_header = *header;
     collector->waiting_piece = *piece;
-    struct cairn_step_event event = cairn_step_event_of(header);
+    struct step_event event = step_event_of(header);
     event.chunk = chunk;
     event.is_readable = event.in_place && reads_in_place(collector, header, chunk, message);
-    cairn_collector_step(collector, &event);
+    collector_step(collector, &event);
     discard(collector); // if a fault came before the core's word
 }
 
@@ -274,7 +269,7 @@ void cairn_collector_push(struct cairn_collector *collector,
 /* Nobody reads the slot's payload any more: a worker's memory goes back to it. */
 static void slot_release(struct cairn_slot *slot)
 {
-    const struct cairn_collector *collector = slot->collector;
+    const struct collector *collector = slot->collector;
     // The fabric of a shard that is closed has dropped its messages.
     if (slot->message != NULL && !collector->job->shard->closing) cairn_fabric_drop(slot->message);
     if (slot->memory != NULL && collector->hands->slot_memory_back != NULL)
@@ -287,10 +282,10 @@ static void slot_release(struct cairn_slot *slot)
 /* The core is told when its actions are done. */
 static void landed(struct cairn_slot *slot, cairn_status status)
 {
-    struct cairn_collector *collector = slot->collector;
+    struct collector *collector = slot->collector;
     if (status != CAIRN_OK && status != CAIRN_ERR_CHECKSUM) {
         // The worker is not answered, so its connection must be lost if it is not.
-        if (status != CAIRN_ERR_CLOSED) cairn_member_cut(collector->job, slot->member);
+        if (status != CAIRN_ERR_CLOSED) member_cut(collector->job, slot->member);
         status = CAIRN_ERR_CLOSED;
     }
     slot->status = status;
@@ -301,13 +296,13 @@ static void landed(struct cairn_slot *slot, cairn_status status)
 static void on_received(void *arg, cairn_status status)
 {
     struct cairn_slot *slot = arg;
-    struct cairn_collector *collector = slot->collector;
+    struct collector *collector = slot->collector;
     slot->view = slot->memory;
     slot->receiving = false;
     if (status == CAIRN_OK) {
         // Bytes that were copied out of a card's memory have passed the host: they count as shared.
-        cairn_bytes_pushed(collector->job, slot->member, slot->payload_bytes,
-                           slot->way == CAIRN_WAY_DEVICE ? CAIRN_WAY_SHARED : slot->way);
+        bytes_pushed(collector->job, slot->member, slot->payload_bytes,
+                     slot->way == CAIRN_WAY_DEVICE ? CAIRN_WAY_SHARED : slot->way);
         // Memory of a card has no checksum: no host has read it before, nor is there a way, or its sender
         // says so. Nor has memory of this host, which its sender takes to be read where it lies.
         if (!slot->is_unsummed && slot->way != CAIRN_WAY_DEVICE && slot->way != CAIRN_WAY_SHARED &&
@@ -316,8 +311,8 @@ static void on_received(void *arg, cairn_status status)
     }
     if (status != CAIRN_OK || !collector->hands->takes_events(collector)) slot_release(slot);
     landed(slot, status);
-    cairn_collector_settle(collector);
-    cairn_shard_job_settle(collector->job);
+    collector_settle(collector);
+    shard_job_settle(collector->job);
     collector->hands->idle(collector);
 }
 
@@ -327,11 +322,11 @@ static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *mess
     slot->message = message;
     slot->view = cairn_fabric_message_view(message);
     if (slot->way != CAIRN_WAY_DEVICE) slot->way = CAIRN_WAY_SHARED;
-    cairn_bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, slot->way);
+    bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, slot->way);
     landed(slot, CAIRN_OK);
 }
 
-static void receive(struct cairn_collector *collector, uint32_t number, uint32_t chunk)
+static void receive(struct collector *collector, uint32_t number, uint32_t chunk)
 {
     struct cairn_fabric_message *message = collector->waiting;
     const struct cairn_chunk_header *header = &collector->waiting_header;
@@ -347,7 +342,7 @@ static void receive(struct cairn_collector *collector, uint32_t number, uint32_t
     slot->is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
     slot->way = cairn_way_of(cairn_fabric_message_path(message));
     if (slot->is_unsummed && slot->way == CAIRN_WAY_CARRIED) slot->way = CAIRN_WAY_DIRECT;
-    if (cairn_collector_reads_view(collector, header, chunk, message)) {
+    if (collector_reads_view(collector, header, chunk, message)) {
         land_view(slot, message);
         return;
     }
@@ -366,7 +361,7 @@ static void receive(struct cairn_collector *collector, uint32_t number, uint32_t
 
 /* ---- the core ---- */
 
-static void act(struct cairn_collector *collector, const struct cairn_step_action *action)
+static void act(struct collector *collector, const struct step_action *action)
 {
     collector->hands->act(collector, action);
     switch (action->kind) {
@@ -380,26 +375,26 @@ static void act(struct cairn_collector *collector, const struct cairn_step_actio
     case CAIRN_STEP_RECEIVE: receive(collector, action->slot, action->chunk); break;
     case CAIRN_STEP_DISCARD: discard(collector); break;
     case CAIRN_STEP_FOLD: fold_begin(collector, action); break;
-    case CAIRN_STEP_FAULT: cairn_shard_job_fault(collector->job, action->why); break;
+    case CAIRN_STEP_FAULT: shard_job_fault(collector->job, action->why); break;
     default: break; // its hands did it
     }
 }
 
 /* A chunk that is neither received nor refused is one that is here already. */
-static bool is_duplicate(const struct cairn_step_actions *actions, size_t at)
+static bool is_duplicate(const struct step_actions *actions, size_t at)
 {
     return actions->list[at].kind == CAIRN_STEP_DISCARD &&
            (at + 1 == actions->count || actions->list[at + 1].kind == CAIRN_STEP_ACK);
 }
 
-static void step_once(struct cairn_collector *collector, const struct cairn_step_event *event)
+static void step_once(struct collector *collector, const struct step_event *event)
 {
-    struct cairn_step_actions *actions = collector->actions;
+    struct step_actions *actions = collector->actions;
     assert(!collector->stepping);
     if (!collector->hands->takes_events(collector)) return;
     collector->stepping = true;
     actions->count = 0;
-    cairn_step_on_event(collector->step, event, actions);
+    step_on_event(collector->step, event, actions);
     for (size_t i = 0; i < actions->count && collector->hands->takes_events(collector); i++) {
         act(collector, &actions->list[i]);
         if (is_duplicate(actions, i)) collector->job->shard->stats.chunks_duplicate++;
@@ -407,14 +402,14 @@ static void step_once(struct cairn_collector *collector, const struct cairn_step
     collector->stepping = false;
 }
 
-void cairn_collector_settle(struct cairn_collector *collector)
+void collector_settle(struct collector *collector)
 {
     if (collector->settling || collector->stepping) return;
     collector->settling = true;
     while (collector->landed != NULL) {
         struct cairn_slot *slot = collector->landed;
         collector->landed = slot->next_landed;
-        step_once(collector, &(struct cairn_step_event) {
+        step_once(collector, &(struct step_event) {
                                  .kind = CAIRN_STEP_LANDED,
                                  .slot = (uint32_t)(slot - collector->slots),
                                  .status = slot->status,
@@ -423,16 +418,15 @@ void cairn_collector_settle(struct cairn_collector *collector)
     collector->settling = false;
 }
 
-void cairn_collector_step(struct cairn_collector *collector, const struct cairn_step_event *event)
+void collector_step(struct collector *collector, const struct step_event *event)
 {
     step_once(collector, event);
-    cairn_collector_settle(collector);
+    collector_settle(collector);
 }
 
 /* ==== chunk table ==== */
 
-cairn_status cairn_chunk_table_number(struct cairn_chunk_table *table,
-                                      const struct cairn_job_spec_data *spec)
+cairn_status chunk_table_number(struct chunk_table *table, const struct cairn_job_spec_data *spec)
 {
     const struct cairn_shard_map *map = &table->map;
     if (map->chunk_count >= UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
@@ -454,7 +448,7 @@ cairn_status cairn_chunk_table_number(struct cairn_chunk_table *table,
     return CAIRN_OK;
 }
 
-void cairn_chunk_table_close(struct cairn_chunk_table *table)
+void chunk_table_close(struct chunk_table *table)
 {
     free(table->extent_of);
     free(table->first);
@@ -462,19 +456,17 @@ void cairn_chunk_table_close(struct cairn_chunk_table *table)
     cairn_shard_map_release(&table->map);
 }
 
-struct cairn_chunk_place cairn_chunk_table_place(const struct cairn_chunk_table *table,
-                                                 uint32_t trained)
+struct cairn_chunk_place chunk_table_place(const struct chunk_table *table, uint32_t trained)
 {
     return cairn_shard_map_chunk(&table->map, table->trained[trained]);
 }
 
-struct cairn_tensor_chunks cairn_chunk_table_tensor(const struct cairn_chunk_table *table,
-                                                    uint32_t tensor)
+struct tensor_chunks chunk_table_tensor(const struct chunk_table *table, uint32_t tensor)
 {
     const struct cairn_shard_map *map = &table->map;
     size_t low = cairn_lower_bound(map->extents, map->extent_count, sizeof *map->extents,
                                    offsetof(struct cairn_local_extent, tensor), tensor);
-    struct cairn_tensor_chunks chunks = { .first_extent = low };
+    struct tensor_chunks chunks = { .first_extent = low };
     for (; low < map->extent_count && map->extents[low].tensor == tensor; low++) {
         if (chunks.extent_count++ == 0) chunks.first = map->extents[low].first_chunk;
         chunks.count += map->extents[low].chunk_count;
@@ -491,7 +483,7 @@ struct cairn_tensor_chunks cairn_chunk_table_tensor(const struct cairn_chunk_tab
 static void land_views(void *arg)
 {
     struct cairn_fold *fold = arg;
-    struct cairn_collector *collector = fold->collector;
+    struct collector *collector = fold->collector;
     for (uint32_t i = 0; i < fold->source_count; i++) {
         const struct cairn_slot *slot = &collector->slots[fold->slots[i]];
         if (slot->message == NULL || slot->way == CAIRN_WAY_DEVICE) continue;
@@ -502,66 +494,65 @@ static void land_views(void *arg)
 }
 
 /* The host reads what is in workers' memory where it is; a device is given what can be read for sure. */
-static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
-                     struct cairn_works *works)
+static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     struct cairn_fold *fold = (struct cairn_fold *)run;
     (void)item;
     if (stage == 0 && fold->viewed && !works->in_place)
-        run->failed_at = cairn_guard_run(land_views, fold);
+        run->failed_at = guard_run(land_views, fold);
     return run->failed_at == NULL && fold->collector->hands->fold(fold, stage, works);
 }
 
 /* The sum is wrong for good, as folds go on from it. */
 static void spoil(const struct cairn_fold *fold)
 {
-    struct cairn_collector *collector = fold->collector;
+    struct collector *collector = fold->collector;
     bool is_ours = true;
-    collector->spoiled_round = cairn_step_round_seen(collector->step);
+    collector->spoiled_round = step_round_seen(collector->step);
     for (uint32_t i = 0; i < fold->source_count; i++) {
         const struct cairn_slot *slot = &collector->slots[fold->slots[i]];
         const uintptr_t from = (uintptr_t)slot->view, at = (uintptr_t)fold->run.failed_at;
         if (slot->message == NULL || at - from >= slot->payload_bytes) continue;
         is_ours = false;
-        cairn_member_unreadable(collector->job, slot->member);
+        member_unreadable(collector->job, slot->member);
     }
     if (is_ours) collector->hands->no_page(collector);
 }
 
-void cairn_fold_drop(struct cairn_fold *fold)
+void fold_drop(struct cairn_fold *fold)
 {
-    struct cairn_collector *collector = fold->collector;
-    const struct cairn_step_event folded = { .kind = CAIRN_STEP_FOLDED, .chunk = fold->chunk };
+    struct collector *collector = fold->collector;
+    const struct step_event folded = { .kind = CAIRN_STEP_FOLDED, .chunk = fold->chunk };
     for (uint32_t i = 0; i < fold->source_count; i++) {
         collector->slots[fold->slots[i]].folding = false;
         slot_release(&collector->slots[fold->slots[i]]);
     }
     fold->next = collector->folds_free;
     collector->folds_free = fold;
-    cairn_collector_step(collector, &folded);
-    cairn_shard_job_settle(collector->job);
+    collector_step(collector, &folded);
+    shard_job_settle(collector->job);
 }
 
 static void done(struct cairn_run *run)
 {
     struct cairn_fold *fold = (struct cairn_fold *)run;
-    struct cairn_collector *collector = fold->collector;
-    (void)cairn_shard_job_run_failed(collector->job, run); // then no event is taken any more
+    struct collector *collector = fold->collector;
+    (void)shard_job_run_failed(collector->job, run); // then no event is taken any more
     if (run->failed_at != NULL) spoil(fold);
     collector->hands->fold_done(fold);
-    cairn_fold_drop(fold);
+    fold_drop(fold);
     if (collector->hands->fold_told != NULL) collector->hands->fold_told(collector);
     collector->hands->idle(collector);
 }
 
-void cairn_fold_submit(struct cairn_fold *fold)
+void fold_submit(struct cairn_fold *fold)
 {
     fold->collector->hands->busy(fold->collector);
-    cairn_compute_submit(&fold->run);
+    compute_submit(&fold->run);
 }
 
 /* FOLD of the core. */
-static void fold_begin(struct cairn_collector *collector, const struct cairn_step_action *action)
+static void fold_begin(struct collector *collector, const struct step_action *action)
 {
     struct cairn_fold *fold = collector->folds_free;
     assert(fold != NULL); // one fold a chunk, and each has a slot
@@ -586,12 +577,12 @@ static void fold_begin(struct cairn_collector *collector, const struct cairn_ste
         slot->folding = true;
     }
     fold->run.is_guarded = fold->viewed;
-    if (collector->hands->fold_place(fold)) cairn_fold_submit(fold);
+    if (collector->hands->fold_place(fold)) fold_submit(fold);
 }
 
 /* ==== frozen ==== */
 
-cairn_status cairn_frozen_init(struct cairn_frozen *frozen, const struct cairn_job_spec_data *spec)
+cairn_status frozen_init(struct frozen *frozen, const struct cairn_job_spec_data *spec)
 {
     frozen->groups = calloc(spec->group_count + 1, sizeof *frozen->groups);
     frozen->tensors = calloc(spec->tensor_count + 1, sizeof *frozen->tensors);
@@ -606,15 +597,15 @@ cairn_status cairn_frozen_init(struct cairn_frozen *frozen, const struct cairn_j
     return CAIRN_OK;
 }
 
-void cairn_frozen_release(struct cairn_frozen *frozen)
+void frozen_release(struct frozen *frozen)
 {
     free(frozen->groups);
     free(frozen->tensors);
     free(frozen->group_of);
 }
 
-void cairn_frozen_note(struct cairn_frozen *frozen, const struct cairn_job_spec_data *spec,
-                       const Cairn__RoundOpen *message)
+void frozen_note(struct frozen *frozen, const struct cairn_job_spec_data *spec,
+                 const Cairn__RoundOpen *message)
 {
     memset(frozen->groups, 0, spec->group_count * sizeof *frozen->groups);
     memset(frozen->tensors, 0, spec->tensor_count * sizeof *frozen->tensors);
@@ -629,7 +620,7 @@ void cairn_frozen_note(struct cairn_frozen *frozen, const struct cairn_job_spec_
 }
 
 /* CAIRN_ERR_REFUSED: the tensor, a trained one, takes no gradient in that round; `why` says so. */
-static cairn_status frozen_judge(const struct cairn_frozen *frozen,
+static cairn_status frozen_judge(const struct frozen *frozen,
                                  const struct cairn_job_spec_data *spec, uint32_t tensor,
                                  uint64_t round, struct cairn_sentence *why)
 {
@@ -651,9 +642,9 @@ static cairn_status frozen_judge(const struct cairn_frozen *frozen,
 /* The translation between workers and a core, of the shard's own part or of a relay's: messages
  * become events of the core, and its actions become headers of messages. */
 
-struct cairn_step_event cairn_step_event_of(const struct cairn_chunk_header *header)
+struct step_event step_event_of(const struct cairn_chunk_header *header)
 {
-    struct cairn_step_event event = {
+    struct step_event event = {
         .member = header->member,
         .epoch = header->epoch,
         .round = header->round,
@@ -680,8 +671,8 @@ struct cairn_step_event cairn_step_event_of(const struct cairn_chunk_header *hea
 
 /* The header of an answer: the numbers of the round, and in an ACK or NAK the place of the chunk, which the
  * core knows by its number in the table. */
-static struct cairn_chunk_header step_header_of(const struct cairn_step_action *action,
-                                                uint8_t kind, const struct cairn_chunk_table *table)
+static struct cairn_chunk_header step_header_of(const struct step_action *action, uint8_t kind,
+                                                const struct chunk_table *table)
 {
     struct cairn_chunk_header header = {
         .kind = kind,
@@ -692,7 +683,7 @@ static struct cairn_chunk_header step_header_of(const struct cairn_step_action *
     };
     const bool of_chunk = kind == CAIRN_CHUNK_ACK || kind == CAIRN_CHUNK_NAK;
     if (of_chunk && action->chunk < table->trained_count) {
-        const struct cairn_chunk_place place = cairn_chunk_table_place(table, action->chunk);
+        const struct cairn_chunk_place place = chunk_table_place(table, action->chunk);
         header.tensor = place.tensor;
         header.first_leaf = place.first_leaf;
         header.leaf_count = (uint32_t)place.leaf_count;

@@ -12,14 +12,14 @@
 
 /* Items that are done together. */
 struct list {
-    struct cairn_pool_item *items; /* owned: [works_best] */
-    bool *more;                    /* owned, likewise: the item has a further stage */
+    struct pool_item *items; /* owned: [works_best] */
+    bool *more;              /* owned, likewise: the item has a further stage */
     uint32_t count;
 };
 
 /* The works and lists that each thread has for itself. */
-struct cairn_compute_lane {
-    struct cairn_works works;
+struct compute_lane {
+    struct works works;
     struct list lists[CAIRN_WORKS_LISTS]; /* of the works' lists */
 };
 
@@ -32,9 +32,9 @@ enum {
 
 /* ---- open and close ---- */
 
-static void works_send(struct cairn_works *works);
-static cairn_status works_await(struct cairn_works *works, struct cairn_sentence *why);
-static cairn_status works_begin(struct cairn_works *works, struct cairn_sentence *why);
+static void works_send(struct works *works);
+static cairn_status works_await(struct works *works, struct cairn_sentence *why);
+static cairn_status works_begin(struct works *works, struct cairn_sentence *why);
 
 static uint32_t lists_max(const struct cairn_home *home)
 {
@@ -42,8 +42,8 @@ static uint32_t lists_max(const struct cairn_home *home)
     return most < CAIRN_WORKS_LISTS ? most : CAIRN_WORKS_LISTS;
 }
 
-static cairn_status open_lane(struct cairn_compute_lane *lane, struct cairn_home *home,
-                              uint32_t lists, struct cairn_sentence *why)
+static cairn_status open_lane(struct compute_lane *lane, struct cairn_home *home, uint32_t lists,
+                              struct cairn_sentence *why)
 {
     const uint32_t items = cairn_home_info(home)->works_best;
     for (uint32_t i = 0; i < lists; i++) {
@@ -53,12 +53,12 @@ static cairn_status open_lane(struct cairn_compute_lane *lane, struct cairn_home
         if (list->items == NULL || list->more == NULL)
             return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
     }
-    return cairn_works_open(&lane->works, home, items, lists, why);
+    return works_open(&lane->works, home, items, lists, why);
 }
 
-static void close_lane(struct cairn_compute_lane *lane)
+static void close_lane(struct compute_lane *lane)
 {
-    cairn_works_close(&lane->works);
+    works_close(&lane->works);
     for (uint32_t i = 0; i < CAIRN_WORKS_LISTS; i++) {
         free(lane->lists[i].items);
         free(lane->lists[i].more);
@@ -83,15 +83,14 @@ static cairn_status open_threads(struct cairn_compute *compute, uv_loop_t *loop,
                        info->device, info->numa_node,
                        errno == ENOENT ? "this process may use none of that node's processors"
                                        : strerror(errno));
-    const cairn_status status = cairn_pool_open(loop, name, threads, assert_float_env,
-                                                &compute->pool, why);
+    const cairn_status status = pool_open(loop, name, threads, assert_float_env, &compute->pool,
+                                          why);
     cairn_numa_return(&before);
     return status;
 }
 
-cairn_status cairn_compute_open(struct cairn_compute *compute, uv_loop_t *loop,
-                                struct cairn_home *home, const char *name, uint32_t threads,
-                                struct cairn_sentence *why)
+cairn_status compute_open(struct cairn_compute *compute, uv_loop_t *loop, struct cairn_home *home,
+                          const char *name, uint32_t threads, struct cairn_sentence *why)
 {
     *compute = (struct cairn_compute) { .home = home, .lane_count = threads + LANES_BESIDE };
     pthread_mutex_init(&compute->lock, NULL);
@@ -105,16 +104,15 @@ cairn_status cairn_compute_open(struct cairn_compute *compute, uv_loop_t *loop,
     return open_threads(compute, loop, name, threads, why);
 }
 
-bool cairn_compute_stop(struct cairn_compute *compute, void (*on_closed)(void *context),
-                        void *context)
+bool compute_stop(struct cairn_compute *compute, void (*on_closed)(void *context), void *context)
 {
     if (compute->pool == NULL) return false;
-    cairn_pool_close(compute->pool, on_closed, context);
+    pool_close(compute->pool, on_closed, context);
     compute->pool = NULL;
     return true;
 }
 
-void cairn_compute_close(struct cairn_compute *compute)
+void compute_close(struct cairn_compute *compute)
 {
     if (compute->home == NULL) return;
     for (uint32_t i = 0; compute->lanes != NULL && i < compute->lane_count; i++)
@@ -127,13 +125,13 @@ void cairn_compute_close(struct cairn_compute *compute)
 
 /* ---- on the threads ---- */
 
-static struct cairn_run *run_of(const struct cairn_pool_item *item)
+static struct cairn_run *run_of(const struct pool_item *item)
 {
     return (struct cairn_run *)item->task;
 }
 
 /* True if an item has a further stage. */
-static bool describe(struct cairn_works *works, struct list *list, uint32_t stage)
+static bool describe(struct works *works, struct list *list, uint32_t stage)
 {
     bool more = false;
     for (uint32_t i = 0; i < list->count; i++) {
@@ -157,22 +155,22 @@ static void conclude(const struct list *list, uint32_t thread, cairn_status stat
 }
 
 /* As far as its last stage, which is begun. */
-static void begin_list_compute(struct cairn_compute_lane *lane, struct list *list)
+static void begin_list_compute(struct compute_lane *lane, struct list *list)
 {
-    struct cairn_works *works = &lane->works;
+    struct works *works = &lane->works;
     struct cairn_run *first = run_of(&list->items[0]);
     works->is_guarded = works->in_place && first->is_guarded; // then it is the only one
     for (uint32_t i = 0; i < list->count; i++) list->more[i] = true;
-    for (uint32_t stage = 0; describe(works, list, stage); stage++) cairn_works_flush(works);
+    for (uint32_t stage = 0; describe(works, list, stage); stage++) works_flush(works);
     if (works->is_guarded) {
-        cairn_works_flush(works);
-        first->failed_at = cairn_works_now(works)->failed_at;
+        works_flush(works);
+        first->failed_at = works_now(works)->failed_at;
     }
     works->is_guarded = false;
     works_send(works);
 }
 
-static void finish_list(struct cairn_compute *compute, struct cairn_compute_lane *lane,
+static void finish_list(struct cairn_compute *compute, struct compute_lane *lane,
                         const struct list *list, uint32_t thread)
 {
     struct cairn_sentence why;
@@ -187,31 +185,30 @@ static void finish_list(struct cairn_compute *compute, struct cairn_compute_lane
 
 /* The next list, too, is begun before the one ahead is waited for, as long as more waits than other threads
  * take. */
-static void run_lists(struct cairn_compute *compute, struct cairn_compute_lane *lane,
-                      uint32_t thread)
+static void run_lists(struct cairn_compute *compute, struct compute_lane *lane, uint32_t thread)
 {
     const uint32_t most = lane->works.list_count > 1 ? cairn_home_info(compute->home)->works_best
                                                      : 0;
     begin_list_compute(lane, &lane->lists[0]);
     for (uint32_t at = 0; lane->lists[at].count > 0; at = 1 - at) {
         struct list *list = &lane->lists[at], *next = &lane->lists[1 - at];
-        next->count = cairn_pool_take_ahead(compute->pool, next->items, most);
+        next->count = pool_take_ahead(compute->pool, next->items, most);
         if (next->count > 0) begin_list_compute(lane, next);
         finish_list(compute, lane, list, thread);
-        cairn_pool_end(compute->pool, list->items, list->count);
+        pool_end(compute->pool, list->items, list->count);
     }
 }
 
-static void run_items(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_items(struct task *task, uint32_t item, uint32_t thread)
 {
     struct cairn_compute *compute = ((struct cairn_run *)task)->compute;
-    struct cairn_compute_lane *lane = &compute->lanes[thread];
+    struct compute_lane *lane = &compute->lanes[thread];
     struct list *list = &lane->lists[0];
-    list->items[0] = (struct cairn_pool_item) { task, item };
+    list->items[0] = (struct pool_item) { task, item };
     list->count = 1;
     if (task->ends_items) {
-        list->count += cairn_pool_take(compute->pool, list->items + 1,
-                                       cairn_home_info(compute->home)->works_best - 1);
+        list->count += pool_take(compute->pool, list->items + 1,
+                                 cairn_home_info(compute->home)->works_best - 1);
         run_lists(compute, lane, thread);
     } else {
         begin_list_compute(lane, list);
@@ -221,44 +218,43 @@ static void run_items(struct cairn_task *task, uint32_t item, uint32_t thread)
 
 /* ---- the loop thread ---- */
 
-static void run_done(struct cairn_task *task)
+static void run_done(struct task *task)
 {
     struct cairn_run *run = (struct cairn_run *)task;
     run->done(run);
 }
 
-void cairn_compute_submit(struct cairn_run *run)
+void compute_submit(struct cairn_run *run)
 {
     const bool is_small = run->task.is_small;
-    run->task = (struct cairn_task) { .run = run_items,
-                                      .done = run_done,
-                                      .item_count = run->item_count,
-                                      .is_small = is_small,
-                                      .ends_items = !is_small &&
-                                                    !cairn_compute_is_host(run->compute) };
+    run->task = (struct task) { .run = run_items,
+                                .done = run_done,
+                                .item_count = run->item_count,
+                                .is_small = is_small,
+                                .ends_items = !is_small && !compute_is_host(run->compute) };
     atomic_store(&run->status, CAIRN_OK);
     run->failed_at = NULL;
     assert(!run->is_guarded || run->item_count == 1);
-    cairn_pool_submit(run->compute->pool, &run->task);
+    pool_submit(run->compute->pool, &run->task);
 }
 
-uint32_t cairn_compute_lanes(const struct cairn_compute *compute)
+uint32_t compute_lanes(const struct cairn_compute *compute)
 {
     return compute->lane_count;
 }
 
-uint32_t cairn_compute_items_wanted(const struct cairn_compute *compute)
+uint32_t compute_items_wanted(const struct cairn_compute *compute)
 {
     // One list for each thread, and an item that is being handed over.
-    return cairn_pool_thread_count(compute->pool) * cairn_home_info(compute->home)->works_best + 1;
+    return pool_thread_count(compute->pool) * cairn_home_info(compute->home)->works_best + 1;
 }
 
-static bool is_begun(const struct cairn_compute_lane *lane)
+static bool is_begun(const struct compute_lane *lane)
 {
     return atomic_load_explicit(&lane->works.is_begun, memory_order_relaxed);
 }
 
-cairn_status cairn_compute_begin(struct cairn_compute *compute, struct cairn_sentence *why)
+cairn_status compute_begin(struct cairn_compute *compute, struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < compute->lane_count && status == CAIRN_OK; i++)
@@ -266,39 +262,39 @@ cairn_status cairn_compute_begin(struct cairn_compute *compute, struct cairn_sen
     return status;
 }
 
-uint64_t cairn_compute_staging_left(const struct cairn_compute *compute)
+uint64_t compute_staging_left(const struct cairn_compute *compute)
 {
     uint64_t streams = 0;
     for (uint32_t i = 0; i < compute->lane_count; i++) streams += !is_begun(&compute->lanes[i]);
     return streams * cairn_home_info(compute->home)->stream_bytes;
 }
 
-static struct cairn_works *beside(const struct cairn_compute *compute, uint32_t lane)
+static struct works *beside(const struct cairn_compute *compute, uint32_t lane)
 {
     return &compute->lanes[compute->lane_count - LANES_BESIDE + lane].works;
 }
 
-struct cairn_works *cairn_compute_loop(const struct cairn_compute *compute)
+struct works *compute_loop(const struct cairn_compute *compute)
 {
     return beside(compute, LOOP_LANE);
 }
 
-struct cairn_works *cairn_compute_files(const struct cairn_compute *compute)
+struct works *compute_files(const struct cairn_compute *compute)
 {
     return beside(compute, FILES_LANE);
 }
 
-struct cairn_works *cairn_compute_snapshots(const struct cairn_compute *compute)
+struct works *compute_snapshots(const struct cairn_compute *compute)
 {
     return beside(compute, SNAPSHOTS_LANE);
 }
 
-bool cairn_compute_is_host(const struct cairn_compute *compute)
+bool compute_is_host(const struct cairn_compute *compute)
 {
     return cairn_home_info(compute->home)->is_host;
 }
 
-void cairn_compute_why(struct cairn_compute *compute, struct cairn_sentence *why_out)
+void compute_why(struct cairn_compute *compute, struct cairn_sentence *why_out)
 {
     pthread_mutex_lock(&compute->lock);
     *why_out = compute->why;
@@ -318,7 +314,7 @@ static uint8_t *map_scratch(void)
     return scratch == MAP_FAILED ? NULL : scratch;
 }
 
-static bool open_list(const struct cairn_works *works, struct cairn_works_list *list)
+static bool open_list(const struct works *works, struct works_list *list)
 {
     list->works = calloc(works->capacity, sizeof *list->works);
     list->sources = calloc(works->capacity, sizeof *list->sources);
@@ -327,29 +323,29 @@ static bool open_list(const struct cairn_works *works, struct cairn_works_list *
            (list->scratch != NULL || works->in_place);
 }
 
-cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home, uint32_t items,
-                              uint32_t lists, struct cairn_sentence *why)
+cairn_status works_open(struct works *works, struct cairn_home *home, uint32_t items,
+                        uint32_t lists, struct cairn_sentence *why)
 {
     bool ok = true;
     assert(lists >= 1 && lists <= CAIRN_WORKS_LISTS);
-    *works = (struct cairn_works) { .home = home,
-                                    .in_place = cairn_home_info(home)->is_host,
-                                    .list_count = lists,
-                                    .capacity = WORKS_OF_AN_ITEM * items };
+    *works = (struct works) { .home = home,
+                              .in_place = cairn_home_info(home)->is_host,
+                              .list_count = lists,
+                              .capacity = WORKS_OF_AN_ITEM * items };
     for (uint32_t i = 0; i < lists; i++) ok = open_list(works, &works->lists[i]) && ok;
     if (!ok) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
     return cairn_home_stream_open(home, &works->stream, why);
 }
 
 /* Takes what lists are staged in, so that none lacks it when it runs. As cairn_home_stream_begin. */
-static cairn_status works_begin(struct cairn_works *works, struct cairn_sentence *why)
+static cairn_status works_begin(struct works *works, struct cairn_sentence *why)
 {
     const cairn_status status = cairn_home_stream_begin(works->stream, why);
     if (status == CAIRN_OK) atomic_store_explicit(&works->is_begun, true, memory_order_relaxed);
     return status;
 }
 
-static void close_list(struct cairn_works *works, struct cairn_works_list *list)
+static void close_list(struct works *works, struct works_list *list)
 {
     if (list->is_pinned) cairn_home_unpin(works->home, list->scratch, CAIRN_WORKS_SCRATCH_BYTES);
     free(list->works);
@@ -357,50 +353,50 @@ static void close_list(struct cairn_works *works, struct cairn_works_list *list)
     if (list->scratch != NULL) munmap(list->scratch, CAIRN_WORKS_SCRATCH_BYTES);
 }
 
-void cairn_works_close(struct cairn_works *works)
+void works_close(struct works *works)
 {
     cairn_home_stream_close(works->stream);
     for (uint32_t i = 0; i < CAIRN_WORKS_LISTS; i++) close_list(works, &works->lists[i]);
-    *works = (struct cairn_works) { 0 };
+    *works = (struct works) { 0 };
 }
 
 /* ---- running ---- */
 
-static uint32_t number_now(const struct cairn_works *works)
+static uint32_t number_now(const struct works *works)
 {
     return (works->first + works->sent) % works->list_count;
 }
 
-static struct cairn_works_list *now(struct cairn_works *works)
+static struct works_list *now(struct works *works)
 {
     return &works->lists[number_now(works)];
 }
 
-const struct cairn_works_list *cairn_works_now(const struct cairn_works *works)
+const struct works_list *works_now(const struct works *works)
 {
     return &works->lists[number_now(works)];
 }
 
 static void begin_list_works(void *arg)
 {
-    struct cairn_works *works = arg;
-    struct cairn_works_list *list = now(works);
+    struct works *works = arg;
+    struct works_list *list = now(works);
     list->status = cairn_home_run_begin(works->stream, list->works, list->count, &list->why);
     list->is_under_way = list->status == CAIRN_OK;
 }
 
 /* Nothing more is begun of what has failed. */
-static void begin_works(struct cairn_works *works)
+static void begin_works(struct works *works)
 {
-    struct cairn_works_list *list = now(works);
+    struct works_list *list = now(works);
     if (list->count == 0 || list->status != CAIRN_OK || list->failed_at != NULL) return;
     if (works->is_guarded)
-        list->failed_at = cairn_guard_run(begin_list_works, works);
+        list->failed_at = guard_run(begin_list_works, works);
     else
         begin_list_works(works);
 }
 
-static void finish(struct cairn_works *works, struct cairn_works_list *list)
+static void finish(struct works *works, struct works_list *list)
 {
     if (list->is_under_way) {
         list->status = cairn_home_run_finish(works->stream, &list->why);
@@ -413,14 +409,14 @@ static void finish(struct cairn_works *works, struct cairn_works_list *list)
 }
 
 /* The home finishes lists in their order. */
-void cairn_works_flush(struct cairn_works *works)
+void works_flush(struct works *works)
 {
     begin_works(works);
     if (works->sent > 0) finish(works, &works->lists[works->first]);
     finish(works, now(works));
 }
 
-static cairn_status tell(struct cairn_works_list *list, struct cairn_sentence *why)
+static cairn_status tell(struct works_list *list, struct cairn_sentence *why)
 {
     const cairn_status status = list->status;
     if (status != CAIRN_OK && why != NULL) *why = list->why;
@@ -429,25 +425,25 @@ static cairn_status tell(struct cairn_works_list *list, struct cairn_sentence *w
     return status;
 }
 
-cairn_status cairn_works_run(struct cairn_works *works, struct cairn_sentence *why)
+cairn_status works_run(struct works *works, struct cairn_sentence *why)
 {
-    cairn_works_flush(works);
+    works_flush(works);
     return tell(now(works), why);
 }
 
 /* Begins the list; works that are added from now on go into the next one. A home takes only so many
  * lists: the caller awaits the first before it sends one more. */
-static void works_send(struct cairn_works *works)
+static void works_send(struct works *works)
 {
     assert(works->sent < works->list_count);
     begin_works(works);
     works->sent++;
 }
 
-/* Waits for the list that was sent first, and returns as cairn_works_run does. */
-static cairn_status works_await(struct cairn_works *works, struct cairn_sentence *why)
+/* Waits for the list that was sent first, and returns as works_run does. */
+static cairn_status works_await(struct works *works, struct cairn_sentence *why)
 {
-    struct cairn_works_list *list = &works->lists[works->first];
+    struct works_list *list = &works->lists[works->first];
     assert(works->sent > 0);
     finish(works, list);
     works->first = (works->first + 1) % works->list_count;
@@ -457,18 +453,18 @@ static cairn_status works_await(struct cairn_works *works, struct cairn_sentence
 
 /* ---- adding ---- */
 
-struct cairn_work *cairn_works_add(struct cairn_works *works, enum cairn_work_kind kind)
+struct cairn_work *works_add(struct works *works, enum cairn_work_kind kind)
 {
-    struct cairn_works_list *list = now(works);
-    if (list->count == works->capacity) cairn_works_flush(works);
+    struct works_list *list = now(works);
+    if (list->count == works->capacity) works_flush(works);
     struct cairn_work *work = &list->works[list->count++];
     *work = (struct cairn_work) { .kind = kind };
     return work;
 }
 
-void cairn_works_copy(struct cairn_works *works, void *to, const void *from, size_t bytes)
+void works_copy(struct works *works, void *to, const void *from, size_t bytes)
 {
-    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_COPY);
+    struct cairn_work *work = works_add(works, CAIRN_WORK_COPY);
     work->copy.to = to;
     work->copy.from = from;
     work->copy.bytes = bytes;
@@ -492,7 +488,7 @@ static bool take_run(struct runs *runs, size_t range, size_t bytes)
 }
 
 /* The next of them; count 0: none is left. *at is where they begin in `packed`, and then where they end. */
-static struct runs next_runs(struct cairn_box_runs *walk, const struct cairn_works_box *of,
+static struct runs next_runs(struct cairn_box_runs *walk, const struct works_box *of,
                              struct runs *ahead, size_t *at)
 {
     struct runs runs = *ahead;
@@ -512,9 +508,9 @@ static struct runs next_runs(struct cairn_box_runs *walk, const struct cairn_wor
     return runs;
 }
 
-static struct cairn_work *add_runs(struct cairn_works *works, const struct runs *runs)
+static struct cairn_work *add_runs(struct works *works, const struct runs *runs)
 {
-    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_RUNS);
+    struct cairn_work *work = works_add(works, CAIRN_WORK_RUNS);
     work->runs.run_bytes = runs->bytes;
     work->runs.run_count = runs->count;
     work->runs.to_stride = work->runs.from_stride = runs->bytes;
@@ -522,7 +518,7 @@ static struct cairn_work *add_runs(struct cairn_works *works, const struct runs 
 }
 
 /* Between a range of a plane, by strides, and what is packed: *packed or *range is written. */
-static size_t add_box(struct cairn_works *works, const struct cairn_works_box *of, bool packs,
+static size_t add_box(struct works *works, const struct works_box *of, bool packs,
                       const uint8_t *packed, const uint8_t *range)
 {
     struct cairn_box_runs walk;
@@ -539,23 +535,22 @@ static size_t add_box(struct cairn_works *works, const struct cairn_works_box *o
     return at;
 }
 
-size_t cairn_works_pack(struct cairn_works *works, const struct cairn_works_box *of, void *packed,
-                        const void *range)
+size_t works_pack(struct works *works, const struct works_box *of, void *packed, const void *range)
 {
     return add_box(works, of, true, packed, range);
 }
 
-size_t cairn_works_unpack(struct cairn_works *works, const struct cairn_works_box *of, void *range,
-                          const void *packed)
+size_t works_unpack(struct works *works, const struct works_box *of, void *range,
+                    const void *packed)
 {
     return add_box(works, of, false, packed, range);
 }
 
-void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_source *sources,
-                      uint32_t count, bool first, size_t elems)
+void works_fold(struct works *works, float *acc, const struct cairn_source *sources, uint32_t count,
+                bool first, size_t elems)
 {
-    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_FOLD);
-    const struct cairn_works_list *list = now(works);
+    struct cairn_work *work = works_add(works, CAIRN_WORK_FOLD);
+    const struct works_list *list = now(works);
     struct cairn_source *kept = list->sources[work - list->works];
     assert(count <= CAIRN_STEP_FOLD_MAX);
     memcpy(kept, sources, count * sizeof *sources);
@@ -569,7 +564,7 @@ void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_
 /* ---- by the host ---- */
 
 /* Pins a scratch when it is first used: most threads never use theirs. */
-static void pin_scratch(struct cairn_works *works, struct cairn_works_list *list)
+static void pin_scratch(struct works *works, struct works_list *list)
 {
     struct cairn_sentence why;
     list->is_pinned = true;
@@ -577,43 +572,43 @@ static void pin_scratch(struct cairn_works *works, struct cairn_works_list *list
         cairn_log_warn("%s", why.text);
 }
 
-static uint8_t *take_scratch(struct cairn_works *works, size_t bytes)
+static uint8_t *take_scratch(struct works *works, size_t bytes)
 {
-    struct cairn_works_list *list = now(works);
+    struct works_list *list = now(works);
     if (!list->is_pinned) pin_scratch(works, list);
     assert(bytes <= CAIRN_WORKS_SCRATCH_BYTES);
-    if (bytes > CAIRN_WORKS_SCRATCH_BYTES - list->scratch_used) cairn_works_flush(works);
+    if (bytes > CAIRN_WORKS_SCRATCH_BYTES - list->scratch_used) works_flush(works);
     uint8_t *scratch = list->scratch + list->scratch_used;
     list->scratch_used += (bytes + 63) / 64 * 64;
     return scratch;
 }
 
-static uint8_t *fetch(struct cairn_works *works, const void *at, size_t bytes)
+static uint8_t *fetch(struct works *works, const void *at, size_t bytes)
 {
-    cairn_works_flush(works);
+    works_flush(works);
     uint8_t *scratch = take_scratch(works, bytes);
-    cairn_works_copy(works, scratch, at, bytes);
-    cairn_works_flush(works);
+    works_copy(works, scratch, at, bytes);
+    works_flush(works);
     return take_scratch(works, bytes); // the same: all of it was free
 }
 
-const void *cairn_works_get(struct cairn_works *works, const void *at, size_t bytes)
+const void *works_get(struct works *works, const void *at, size_t bytes)
 {
     if (!works->in_place) return fetch(works, at, bytes);
-    cairn_works_flush(works);
+    works_flush(works);
     return at;
 }
 
-static void *put_back(struct cairn_works *works, void *at, uint8_t *scratch, size_t bytes)
+static void *put_back(struct works *works, void *at, uint8_t *scratch, size_t bytes)
 {
-    cairn_works_copy(works, at, scratch, bytes);
+    works_copy(works, at, scratch, bytes);
     return scratch;
 }
 
-void *cairn_works_put(struct cairn_works *works, void *at, size_t bytes)
+void *works_put(struct works *works, void *at, size_t bytes)
 {
     if (works->in_place) return at;
-    if (now(works)->count == works->capacity) cairn_works_flush(works);
+    if (now(works)->count == works->capacity) works_flush(works);
     return put_back(works, at, take_scratch(works, bytes), bytes);
 }
 
@@ -634,7 +629,7 @@ static bool is_shared(enum cairn_way way)
     return way == CAIRN_WAY_SHARED || way == CAIRN_WAY_DEVICE;
 }
 
-static void add_pushed(struct cairn_bytes *to, uint64_t bytes, enum cairn_way way)
+static void add_pushed(struct bytes *to, uint64_t bytes, enum cairn_way way)
 {
     *(is_shared(way) ? &to->pushed_shared : &to->pushed_carried) += bytes;
     if (way == CAIRN_WAY_ONE_SIDED) to->pushed_one_sided += bytes;
@@ -642,7 +637,7 @@ static void add_pushed(struct cairn_bytes *to, uint64_t bytes, enum cairn_way wa
     if (way == CAIRN_WAY_DIRECT) to->pushed_direct += bytes;
 }
 
-static void add_fetched(struct cairn_bytes *to, uint64_t bytes, enum cairn_way way)
+static void add_fetched(struct bytes *to, uint64_t bytes, enum cairn_way way)
 {
     *(is_shared(way) ? &to->fetched_shared : &to->fetched_carried) += bytes;
     if (way == CAIRN_WAY_ONE_SIDED) to->fetched_one_sided += bytes;
@@ -650,27 +645,25 @@ static void add_fetched(struct cairn_bytes *to, uint64_t bytes, enum cairn_way w
     if (way == CAIRN_WAY_DIRECT) to->fetched_direct += bytes;
 }
 
-void cairn_bytes_pushed(struct cairn_shard_job *job, uint64_t member, uint64_t bytes,
-                        enum cairn_way way)
+void bytes_pushed(struct shard_job *job, uint64_t member, uint64_t bytes, enum cairn_way way)
 {
-    struct cairn_member *m = cairn_member_find(job, member);
+    struct cairn_member *m = member_find(job, member);
     job->shard->stats.pushed_bytes += bytes;
     add_pushed(&job->bytes, bytes, way);
     if (m != NULL) add_pushed(&m->bytes, bytes, way);
 }
 
-void cairn_bytes_fetched(struct cairn_shard_job *job, uint64_t member, uint64_t bytes,
-                         enum cairn_way way)
+void bytes_fetched(struct shard_job *job, uint64_t member, uint64_t bytes, enum cairn_way way)
 {
-    struct cairn_member *m = cairn_member_find(job, member);
+    struct cairn_member *m = member_find(job, member);
     job->shard->stats.fetched_bytes += bytes;
     add_fetched(&job->bytes, bytes, way);
     if (m != NULL) add_fetched(&m->bytes, bytes, way);
 }
 
-void cairn_bytes_put(struct cairn_shard_job *job, uint64_t member, uint64_t bytes)
+void bytes_put(struct shard_job *job, uint64_t member, uint64_t bytes)
 {
-    struct cairn_member *m = cairn_member_find(job, member);
+    struct cairn_member *m = member_find(job, member);
     job->shard->stats.pushed_bytes += bytes;
     job->bytes.put += bytes;
     if (m != NULL) m->bytes.put += bytes;
@@ -678,13 +671,13 @@ void cairn_bytes_put(struct cairn_shard_job *job, uint64_t member, uint64_t byte
 
 /* ---- telling ---- */
 
-static bool is_told(const struct cairn_shard_job *job)
+static bool is_told(const struct shard_job *job)
 {
     return !job->staged && job->state != CAIRN_JOB_LEAVING;
 }
 
-static Cairn__BytesTold *add(struct cairn_bytes_list *out, const struct cairn_shard_job *job,
-                             const struct cairn_bytes *bytes)
+static Cairn__BytesTold *add(struct bytes_list *out, const struct shard_job *job,
+                             const struct bytes *bytes)
 {
     Cairn__BytesTold *told = &out->told[out->count];
     out->pointers[out->count++] = told;
@@ -705,7 +698,7 @@ static Cairn__BytesTold *add(struct cairn_bytes_list *out, const struct cairn_sh
     return told;
 }
 
-static void add_workers(struct cairn_bytes_list *out, const struct cairn_shard_job *job)
+static void add_workers(struct bytes_list *out, const struct shard_job *job)
 {
     for (size_t i = 0; i < job->members.capacity && out->count < CAIRN_BYTES_TOLD_MAX; i++) {
         const struct cairn_member *member = job->members.list[i];
@@ -718,24 +711,24 @@ static void add_workers(struct cairn_bytes_list *out, const struct cairn_shard_j
     }
 }
 
-void cairn_bytes_list(const struct cairn_shard *shard, struct cairn_bytes_list *out)
+void bytes_list(const struct cairn_shard *shard, struct bytes_list *out)
 {
     size_t most = 0;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         most += 1 + job->members.count;
     if (most > CAIRN_BYTES_TOLD_MAX) most = CAIRN_BYTES_TOLD_MAX; // there are fewer jobs
-    *out = (struct cairn_bytes_list) { .told = calloc(most + 1, sizeof *out->told),
-                                       .pointers = calloc(most + 1, sizeof *out->pointers) };
+    *out = (struct bytes_list) { .told = calloc(most + 1, sizeof *out->told),
+                                 .pointers = calloc(most + 1, sizeof *out->pointers) };
     if (out->told == NULL || out->pointers == NULL) return;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         if (is_told(job)) add(out, job, &job->bytes);
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         if (is_told(job)) add_workers(out, job);
 }
 
 _Static_assert(CAIRN_MEMORY_TOLD_JOBS == CAIRN_SHARD_JOBS_MAX, "a place each");
 
-static Cairn__MemoryTold *memory_of(struct cairn_memory_list *out, uint64_t job)
+static Cairn__MemoryTold *memory_of(struct memory_list *out, uint64_t job)
 {
     for (size_t i = 0; i < out->count; i++)
         if (out->told[i].job == job) return &out->told[i];
@@ -746,10 +739,10 @@ static Cairn__MemoryTold *memory_of(struct cairn_memory_list *out, uint64_t job)
     return told;
 }
 
-void cairn_memory_list(const struct cairn_shard *shard, struct cairn_memory_list *out)
+void memory_list(const struct cairn_shard *shard, struct memory_list *out)
 {
     out->count = 0;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         Cairn__MemoryTold *told = memory_of(out, job->number);
         told->state += job->memory.state;
         told->published += job->memory.published;
@@ -760,7 +753,7 @@ void cairn_memory_list(const struct cairn_shard *shard, struct cairn_memory_list
     }
 }
 
-void cairn_bytes_list_release(struct cairn_bytes_list *list)
+void bytes_list_release(struct bytes_list *list)
 {
     free(list->told);
     free(list->pointers);
@@ -770,7 +763,7 @@ void cairn_bytes_list_release(struct cairn_bytes_list *list)
 
 #define SMALL_BYTES 32768 /* of pages: prepared sooner than a thread is told */
 
-static void arriving_free(struct cairn_arriving *arriving)
+static void arriving_free(struct arriving *arriving)
 {
     if (arriving->made != NULL) arriving->kind->unmake(arriving->made);
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) cairn_paged_release(&arriving->paged[i]);
@@ -778,9 +771,9 @@ static void arriving_free(struct cairn_arriving *arriving)
     free(arriving);
 }
 
-void cairn_arriving_drop(struct cairn_shard *shard, struct cairn_arriving *arriving)
+void arriving_drop(struct cairn_shard *shard, struct arriving *arriving)
 {
-    struct cairn_arriving **link = &shard->arriving;
+    struct arriving **link = &shard->arriving;
     while (*link != arriving) link = &(*link)->next;
     *link = arriving->next;
     if (arriving->phase != CAIRN_ARRIVING_PREPARING) {
@@ -792,11 +785,11 @@ void cairn_arriving_drop(struct cairn_shard *shard, struct cairn_arriving *arriv
 }
 
 /* One that was dropped, or all of them (NULL). */
-static bool free_dropped(struct cairn_shard *shard, const struct cairn_arriving *which)
+static bool free_dropped(struct cairn_shard *shard, const struct arriving *which)
 {
     bool any = false;
-    for (struct cairn_arriving **link = &shard->arriving_dropped; *link != NULL;) {
-        struct cairn_arriving *arriving = *link;
+    for (struct arriving **link = &shard->arriving_dropped; *link != NULL;) {
+        struct arriving *arriving = *link;
         if (which != NULL && arriving != which) {
             link = &arriving->next;
             continue;
@@ -808,56 +801,56 @@ static bool free_dropped(struct cairn_shard *shard, const struct cairn_arriving 
     return any;
 }
 
-bool cairn_arriving_lingers(const struct cairn_shard *shard, const struct cairn_arriving_kind *kind)
+bool arriving_lingers(const struct cairn_shard *shard, const struct arriving_kind *kind)
 {
-    const struct cairn_arriving *arriving = shard->arriving_dropped;
+    const struct arriving *arriving = shard->arriving_dropped;
     while (arriving != NULL && arriving->kind != kind) arriving = arriving->next;
     return arriving != NULL;
 }
 
-void cairn_arriving_release(struct cairn_shard *shard)
+void arriving_release(struct cairn_shard *shard)
 {
     (void)free_dropped(shard, NULL);
 }
 
-void cairn_arriving_drop_all(struct cairn_shard *shard)
+void arriving_drop_all(struct cairn_shard *shard)
 {
-    while (shard->arriving != NULL) cairn_arriving_drop(shard, shard->arriving);
+    while (shard->arriving != NULL) arriving_drop(shard, shard->arriving);
 }
 
-static void answer(struct cairn_shard *shard, const struct cairn_arriving_kind *kind,
-                   uint32_t request, cairn_status status, const struct cairn_sentence *why)
+static void answer(struct cairn_shard *shard, const struct arriving_kind *kind, uint32_t request,
+                   cairn_status status, const struct cairn_sentence *why)
 {
-    struct cairn_request answered = cairn_session_request(shard, request);
+    struct cairn_request answered = session_request(shard, request);
     if (status != CAIRN_OK) cairn_log_warn("%s was refused: %s", kind->name, why->text);
-    cairn_session_answer(shard, &answered, status, why);
+    session_answer(shard, &answered, status, why);
 }
 
-void cairn_arriving_end(struct cairn_shard *shard, struct cairn_arriving *arriving,
-                        cairn_status status, const struct cairn_sentence *why)
+void arriving_end(struct cairn_shard *shard, struct arriving *arriving, cairn_status status,
+                  const struct cairn_sentence *why)
 {
     answer(shard, arriving->kind, arriving->request, status, why);
-    cairn_arriving_drop(shard, arriving);
+    arriving_drop(shard, arriving);
 }
 
-static bool pages_are_here(const struct cairn_arriving *arriving)
+static bool pages_are_here(const struct arriving *arriving)
 {
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
         if (!cairn_paged_whole(&arriving->paged[i])) return false;
     return true;
 }
 
-bool cairn_arriving_whole(const struct cairn_arriving *arriving)
+bool arriving_whole(const struct arriving *arriving)
 {
     return arriving->phase == CAIRN_ARRIVING_PREPARED;
 }
 
-void *cairn_arriving_made(const struct cairn_arriving *arriving)
+void *arriving_made(const struct arriving *arriving)
 {
     return arriving->made;
 }
 
-void *cairn_arriving_take(struct cairn_arriving *arriving)
+void *arriving_take(struct arriving *arriving)
 {
     void *made = arriving->made;
     arriving->made = NULL;
@@ -866,52 +859,52 @@ void *cairn_arriving_take(struct cairn_arriving *arriving)
 
 /* ---- on a thread ---- */
 
-static void run_prepare(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_prepare(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
-    struct cairn_arriving *arriving = (struct cairn_arriving *)task;
+    struct arriving *arriving = (struct arriving *)task;
     arriving->status = arriving->kind->prepare(arriving, &arriving->made, &arriving->why);
 }
 
-static void run_make(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_make(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
-    struct cairn_arriving *arriving = (struct cairn_arriving *)task;
+    struct arriving *arriving = (struct arriving *)task;
     arriving->status = arriving->kind->make(arriving, arriving->made, &arriving->why);
 }
 
-static void on_through(struct cairn_task *task)
+static void on_through(struct task *task)
 {
-    struct cairn_arriving *arriving = (struct cairn_arriving *)task;
+    struct arriving *arriving = (struct arriving *)task;
     struct cairn_shard *shard = arriving->shard;
     arriving->phase = CAIRN_ARRIVING_PREPARED;
     if (free_dropped(shard, arriving))
         shard->up->memory_back(shard); // others may have waited for what it had
     else if (arriving->status != CAIRN_OK)
-        cairn_arriving_end(shard, arriving, arriving->status, &arriving->why);
+        arriving_end(shard, arriving, arriving->status, &arriving->why);
     else
         arriving->kind->whole(shard, arriving);
 }
 
-static void begin_arriving(struct cairn_arriving *arriving,
-                           void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread))
+static void begin_arriving(struct arriving *arriving,
+                           void (*run)(struct task *task, uint32_t item, uint32_t thread))
 {
     arriving->phase = CAIRN_ARRIVING_PREPARING;
-    arriving->task = (struct cairn_task) {
+    arriving->task = (struct task) {
         .run = run, .done = on_through, .item_count = 1, .is_small = arriving->is_small
     };
-    cairn_pool_submit(arriving->shard->memory.pool, &arriving->task);
+    pool_submit(arriving->shard->memory.pool, &arriving->task);
 }
 
-void cairn_arriving_make(struct cairn_arriving *arriving)
+void arriving_make(struct arriving *arriving)
 {
     begin_arriving(arriving, run_make);
 }
 
 /* All pages are here. */
-static void go_on(struct cairn_shard *shard, struct cairn_arriving *arriving)
+static void go_on(struct cairn_shard *shard, struct arriving *arriving)
 {
     uint64_t bytes = 0;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) bytes += arriving->paged[i].have_bytes;
@@ -924,20 +917,20 @@ static void go_on(struct cairn_shard *shard, struct cairn_arriving *arriving)
     begin_arriving(arriving, run_prepare);
 }
 
-static cairn_status judge(const struct cairn_shard *shard, const struct cairn_arriving_kind *kind,
+static cairn_status judge(const struct cairn_shard *shard, const struct arriving_kind *kind,
                           struct cairn_sentence *why)
 {
     size_t count = 0;
-    for (const struct cairn_arriving *a = shard->arriving; a != NULL; a = a->next)
+    for (const struct arriving *a = shard->arriving; a != NULL; a = a->next)
         count += a->kind == kind;
     if (count < CAIRN_ARRIVING_MAX) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_BUSY, "%s: %zu are on their way already", kind->name, count);
 }
 
-static cairn_status set_paged(struct cairn_arriving *arriving, const uint64_t *bytes,
+static cairn_status set_paged(struct arriving *arriving, const uint64_t *bytes,
                               struct cairn_sentence *why)
 {
-    const struct cairn_arriving_kind *kind = arriving->kind;
+    const struct arriving_kind *kind = arriving->kind;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED && kind->what[i] != 0; i++)
         if ((bytes[i] == 0 && !kind->may_be_empty) ||
             cairn_paged_init(&arriving->paged[i], bytes[i]) != CAIRN_OK)
@@ -947,13 +940,12 @@ static cairn_status set_paged(struct cairn_arriving *arriving, const uint64_t *b
     return CAIRN_OK;
 }
 
-void cairn_arriving_begin(struct cairn_shard *shard, const struct cairn_arriving_kind *kind,
-                          uint32_t request, ProtobufCMessage *message,
-                          const uint64_t bytes[CAIRN_ARRIVING_PAGED])
+void arriving_begin(struct cairn_shard *shard, const struct arriving_kind *kind, uint32_t request,
+                    ProtobufCMessage *message, const uint64_t bytes[CAIRN_ARRIVING_PAGED])
 {
     struct cairn_sentence why;
     cairn_status status = judge(shard, kind, &why);
-    struct cairn_arriving *arriving = status == CAIRN_OK ? calloc(1, sizeof *arriving) : NULL;
+    struct arriving *arriving = status == CAIRN_OK ? calloc(1, sizeof *arriving) : NULL;
     if (arriving == NULL) {
         if (status == CAIRN_OK) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
         answer(shard, kind, request, status, &why);
@@ -964,19 +956,19 @@ void cairn_arriving_begin(struct cairn_shard *shard, const struct cairn_arriving
     arriving->shard = shard;
     arriving->request = request;
     arriving->message = message;
-    struct cairn_arriving **last = &shard->arriving;
+    struct arriving **last = &shard->arriving;
     while (*last != NULL) last = &(*last)->next;
     *last = arriving;
     status = set_paged(arriving, bytes, &why);
     if (status != CAIRN_OK)
-        cairn_arriving_end(shard, arriving, status, &why);
+        arriving_end(shard, arriving, status, &why);
     else if (pages_are_here(arriving))
         go_on(shard, arriving);
 }
 
-void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page)
+void arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page)
 {
-    struct cairn_arriving *arriving = shard->arriving;
+    struct arriving *arriving = shard->arriving;
     while (arriving != NULL && arriving->request != request) arriving = arriving->next;
     if (arriving == NULL) return; // of one that was refused
     cairn_status status = CAIRN_ERR_PROTOCOL;
@@ -988,7 +980,7 @@ void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const C
         struct cairn_sentence why;
         cairn_sentence_set(&why, "%s: page at %llu of part %u does not follow those before",
                            arriving->kind->name, (unsigned long long)page->offset, page->what);
-        cairn_arriving_end(shard, arriving, status, &why);
+        arriving_end(shard, arriving, status, &why);
     } else if (pages_are_here(arriving)) {
         go_on(shard, arriving);
     }
@@ -996,63 +988,62 @@ void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const C
 
 /* ==== job ==== */
 
-struct cairn_shard_job *cairn_shard_job_find(struct cairn_shard *shard, uint64_t number)
+struct shard_job *shard_job_find(struct cairn_shard *shard, uint64_t number)
 {
-    struct cairn_shard_job *job = shard->jobs;
+    struct shard_job *job = shard->jobs;
     while (job != NULL && (job->number != number || job->state == CAIRN_JOB_LEAVING || job->staged))
         job = job->next;
     return job;
 }
 
-size_t cairn_shard_payload_max(const struct cairn_shard_job *job)
+size_t shard_payload_max(const struct shard_job *job)
 {
     return CAIRN_PAYLOAD_MAX(job->spec.group_count, job->spec.tensor_count,
                              job->spec.client_state_max);
 }
 
-struct cairn_compute *cairn_shard_job_home(const struct cairn_shard_job *job, uint64_t local_elem)
+struct cairn_compute *shard_job_home(const struct shard_job *job, uint64_t local_elem)
 {
     const bool is_on_device = !job->planes.parked && local_elem < job->planes.host_from;
     return is_on_device ? &job->shard->device : &job->shard->host;
 }
 
-void cairn_shard_job_busy(struct cairn_shard_job *job)
+void shard_job_busy(struct shard_job *job)
 {
     job->busy++;
 }
 
-void cairn_shard_job_idle(struct cairn_shard_job *job)
+void shard_job_idle(struct shard_job *job)
 {
     assert(job->busy > 0);
     if (--job->busy == 0) job->shard->up->unused(job);
 }
 
-void cairn_shard_job_settle(struct cairn_shard_job *job)
+void shard_job_settle(struct shard_job *job)
 {
     job->shard->up->settle(job);
 }
 
-void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why)
+void shard_job_fault(struct shard_job *job, const char *why)
 {
     job->shard->up->fault(job, why);
 }
 
-bool cairn_shard_job_failed(struct cairn_shard_job *job, cairn_status status,
-                            const struct cairn_sentence *why)
+bool shard_job_failed(struct shard_job *job, cairn_status status, const struct cairn_sentence *why)
 {
     if (status == CAIRN_OK) return false;
     const bool all = cairn_home_has_failed(job->compute->home);
-    for (struct cairn_shard_job *other = job->shard->jobs; other != NULL; other = other->next) {
+    for (struct shard_job *other = job->shard->jobs; other != NULL; other = other->next) {
         const bool is_hit = other == job || (all && other->compute == job->compute);
-        if (is_hit && other->state != CAIRN_JOB_LOADING) cairn_shard_job_fault(other, why->text);
+        if (is_hit && other->state != CAIRN_JOB_LOADING) shard_job_fault(other, why->text);
     }
     return true;
 }
 
-bool cairn_shard_job_run_failed(struct cairn_shard_job *job, const struct cairn_run *run)
+bool shard_job_run_failed(struct shard_job *job, const struct cairn_run *run)
 {
     struct cairn_sentence why;
     if (run->status == CAIRN_OK) return false;
-    cairn_compute_why(run->compute, &why);
-    return cairn_shard_job_failed(job, run->status, &why);
+    compute_why(run->compute, &why);
+    return shard_job_failed(job, run->status, &why);
 }

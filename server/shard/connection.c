@@ -37,7 +37,7 @@ static const struct cairn_frame_limits limits_after = { .type_min = CAIRN_MSG_WE
 
 static void on_timer(uv_timer_t *timer);
 
-static void unheard_list(const struct cairn_shard *shard, struct cairn_unheard *list_out);
+static void unheard_list(const struct cairn_shard *shard, struct unheard *list_out);
 
 /* Says Hello with as many of the held jobs as fit behind what else it says; returns how many. */
 static size_t say_hello(struct cairn_shard *shard, Cairn__Hello *hello, Cairn__HeldJob **held,
@@ -47,7 +47,7 @@ static size_t say_hello(struct cairn_shard *shard, Cairn__Hello *hello, Cairn__H
     hello->held = held;
     hello->n_held = fit;
     hello->held_after = (uint32_t)(count - fit);
-    cairn_session_send(shard, CAIRN_MSG_HELLO, 0, &hello->base);
+    session_send(shard, CAIRN_MSG_HELLO, 0, &hello->base);
     return fit;
 }
 
@@ -68,7 +68,7 @@ static void send_hello(struct cairn_shard *shard)
     hello.memory_bytes = shard->memory.budget.limit_bytes;
     hello.without = shard->without;
     Cairn__Home home;
-    cairn_device_tell(shard, &home);
+    device_tell(shard, &home);
     hello.home = &home;
     shard->unfit.is_told = home.failed[0] != '\0';
     if (cairn_held_count(shard) > 0) {
@@ -83,38 +83,38 @@ static void send_hello(struct cairn_shard *shard)
     while (said < held_count) said += say_hello(shard, &more, held_list + said, held_count - said);
 }
 
-void cairn_connection_beat(struct cairn_shard *shard)
+void connection_beat(struct cairn_shard *shard)
 {
     Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
     char jump[CAIRN_WALL_JUMP_BYTES];
-    cairn_wall_watch(&shard->wall, jump);
+    wall_watch(&shard->wall, jump);
     shard->stats.state_bytes = 0;
     shard->stats.landing_bytes = 0;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        shard->stats.state_bytes += cairn_memory_sum(&job->memory);
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        shard->stats.state_bytes += memory_sum(&job->memory);
         shard->stats.landing_bytes += job->memory.landing;
     }
     cairn_device_count(shard, &shard->stats);
     heartbeat.stats = &shard->stats;
     heartbeat.storage = shard->storage.said.text;
-    struct cairn_bytes_list list;
-    cairn_bytes_list(shard, &list);
+    struct bytes_list list;
+    bytes_list(shard, &list);
     heartbeat.bytes = list.pointers;
     heartbeat.n_bytes = list.count;
-    struct cairn_memory_list memory;
-    cairn_memory_list(shard, &memory);
+    struct memory_list memory;
+    memory_list(shard, &memory);
     heartbeat.memory = memory.pointers;
     heartbeat.n_memory = memory.count;
-    struct cairn_pins_list pins;
-    cairn_pins_list(shard, &pins);
+    struct pins_list pins;
+    pins_list(shard, &pins);
     heartbeat.pins = pins.pointers;
     heartbeat.n_pins = pins.count;
-    struct cairn_unheard unheard;
+    struct unheard unheard;
     unheard_list(shard, &unheard);
     heartbeat.unheard = unheard.names;
     heartbeat.n_unheard = unheard.count;
-    cairn_session_send(shard, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
-    cairn_bytes_list_release(&list);
+    session_send(shard, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
+    bytes_list_release(&list);
 }
 
 /* A coordinator tells at once of the members that it has, and a new one of each as it attaches again:
@@ -124,8 +124,8 @@ static void call_roll(struct cairn_shard *shard)
     struct cairn_session *session = &shard->session;
     if (session->roll_due_ms == 0 || uv_now(shard->loop) < session->roll_due_ms) return;
     session->roll_due_ms = 0;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
-        cairn_members_forget_untold(job);
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        members_forget_untold(job);
 }
 
 static void on_open(struct cairn_stream *stream, void *context)
@@ -143,11 +143,10 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
     struct cairn_session *session = &shard->session;
     if (welcome->heartbeat_ms < HEARTBEAT_MIN_MS || welcome->lease_ms > LEASE_MAX_MS ||
         welcome->lease_ms < welcome->heartbeat_ms) {
-        cairn_session_refuse(shard, CAIRN_ERR_PROTOCOL,
-                             "Welcome with a heartbeat of %u ms and a lease of %u ms: at least %d, "
-                             "and no lease shorter than a heartbeat or over %d",
-                             welcome->heartbeat_ms, welcome->lease_ms, HEARTBEAT_MIN_MS,
-                             LEASE_MAX_MS);
+        session_refuse(shard, CAIRN_ERR_PROTOCOL,
+                       "Welcome with a heartbeat of %u ms and a lease of %u ms: at least %d, "
+                       "and no lease shorter than a heartbeat or over %d",
+                       welcome->heartbeat_ms, welcome->lease_ms, HEARTBEAT_MIN_MS, LEASE_MAX_MS);
         return;
     }
     session->welcome = true;
@@ -156,24 +155,24 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
     cairn_fabric_set_patience(shard->fabric, session->lease_ms);
     session->backoff_ms = BACKOFF_FIRST_MS;
     session->roll_due_ms = uv_now(shard->loop) + 2ull * session->lease_ms;
-    session->coordinator = (struct cairn_coordinator_id) { welcome->store,
-                                                           welcome->coordinator_incarnation,
-                                                           welcome->process };
+    session->coordinator = (struct coordinator_id) { welcome->store,
+                                                     welcome->coordinator_incarnation,
+                                                     welcome->process };
     cairn_stream_limit(session->stream, limits_after);
     uv_timer_start(&session->timer, on_timer, session->heartbeat_ms, session->heartbeat_ms);
     cairn_log_info("joined cluster %s: coordinator %s, incarnation %llu", welcome->cluster,
                    cairn_stream_peer(session->stream),
                    (unsigned long long)welcome->coordinator_incarnation);
-    cairn_held_judge(shard, welcome->cluster);
-    cairn_held_keys(shard, welcome->keys);
-    cairn_storage_watch_told(&shard->storage, welcome->storage_path, welcome->storage_token);
-    cairn_drain_on_welcome(shard);
+    held_judge(shard, welcome->cluster);
+    held_keys(shard, welcome->keys);
+    storage_watch_told(&shard->storage, welcome->storage_path, welcome->storage_token);
+    drain_on_welcome(shard);
     if (session->served_before) return;
     session->served_before = true;
     if (shard->events.on_ready != NULL) shard->events.on_ready(shard, shard->events.context);
 }
 
-void cairn_connection_fenced(struct cairn_shard *shard, const char *text)
+void connection_fenced(struct cairn_shard *shard, const char *text)
 {
     cairn_log_error("this process has lost its place in the cluster: %s", text);
     if (shard->events.on_fenced != NULL && !shard->closing)
@@ -185,8 +184,7 @@ static void on_first_frame(struct cairn_shard *shard, const struct cairn_frame *
     ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame->type),
                                                      frame->payload, frame->payload_bytes);
     if (message == NULL) {
-        cairn_session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s",
-                             cairn_message_name(frame->type));
+        session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s", cairn_message_name(frame->type));
         return;
     }
     if (frame->type == CAIRN_MSG_WELCOME) {
@@ -194,7 +192,7 @@ static void on_first_frame(struct cairn_shard *shard, const struct cairn_frame *
     } else {
         const Cairn__Error *error = (const Cairn__Error *)message;
         cairn_stream_close(shard->session.stream, CAIRN_ERR_REFUSED, "refused: %s", error->text);
-        if (error->status == CAIRN_ERR_FENCED) cairn_connection_fenced(shard, error->text);
+        if (error->status == CAIRN_ERR_FENCED) connection_fenced(shard, error->text);
     }
     cairn_message_free(message);
 }
@@ -205,7 +203,7 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
     struct cairn_shard *shard = context;
     shard->session.heard_ms = uv_now(shard->loop);
     if (shard->session.welcome)
-        cairn_shard_on_frame(shard, frame);
+        shard_on_frame(shard, frame);
     else
         on_first_frame(shard, frame);
 }
@@ -218,24 +216,23 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     struct cairn_session *session = &shard->session;
     session->stream = NULL;
     if (shard->closing) {
-        cairn_shard_stream_closed(shard);
+        shard_stream_closed(shard);
         return;
     }
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
-        cairn_reports_drop(job);
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) reports_drop(job);
     const bool news = session->welcome || status == CAIRN_ERR_REFUSED;
-    cairn_log_limited(&session->down, news ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
-                      "no coordinator: %s (%s); trying again in %u ms", why,
-                      cairn_status_code_name((int)status), session->backoff_ms);
+    log_limited(&session->down, news ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
+                "no coordinator: %s (%s); trying again in %u ms", why,
+                cairn_status_code_name((int)status), session->backoff_ms);
     const bool was_welcome = session->welcome;
     session->welcome = false;
     session->serial++; // what was asked on the lost session is answered to nobody
-    cairn_arriving_drop_all(shard);
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+    arriving_drop_all(shard);
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         job->move.fence.epoch = 0; // what the next Hello says is in force stays so
-        cairn_pin_session_ended(job);
+        pin_session_ended(job);
     }
-    if (was_welcome) cairn_drain_on_lost(shard);
+    if (was_welcome) drain_on_lost(shard);
     uv_timer_start(&session->timer, on_timer, session->backoff_ms, 0);
     session->backoff_ms = session->backoff_ms * 2 < BACKOFF_MAX_MS ? session->backoff_ms * 2
                                                                    : BACKOFF_MAX_MS;
@@ -256,8 +253,7 @@ static void connect_now(struct cairn_shard *shard)
                                                &options, &stream_events, shard, &session->stream,
                                                &why);
     if (status == CAIRN_OK) return;
-    cairn_log_limited(&session->down, CAIRN_LOG_WARN, "cannot connect to the coordinator: %s",
-                      why.text);
+    log_limited(&session->down, CAIRN_LOG_WARN, "cannot connect to the coordinator: %s", why.text);
     uv_timer_start(&session->timer, on_timer, BACKOFF_MAX_MS, 0);
 }
 
@@ -282,14 +278,14 @@ static void on_timer(uv_timer_t *timer)
                            (unsigned long long)silent_ms, session->lease_ms);
         return;
     }
-    cairn_storage_watch_tick(&shard->storage); // what it finds goes along
-    cairn_connection_beat(shard);
+    storage_watch_tick(&shard->storage); // what it finds goes along
+    connection_beat(shard);
     call_roll(shard);
-    cairn_unfit_look(shard);
+    unfit_look(shard);
 }
 
-cairn_status cairn_connection_open(struct cairn_shard *shard, const char *coordinator,
-                                   struct cairn_sentence *why)
+cairn_status connection_open(struct cairn_shard *shard, const char *coordinator,
+                             struct cairn_sentence *why)
 {
     struct cairn_session *session = &shard->session;
     cairn_status status = cairn_address_parse(coordinator, &session->address, why);
@@ -302,7 +298,7 @@ cairn_status cairn_connection_open(struct cairn_shard *shard, const char *coordi
     return CAIRN_OK;
 }
 
-void cairn_connection_close(struct cairn_shard *shard, uv_close_cb on_timer_closed)
+void connection_close(struct cairn_shard *shard, uv_close_cb on_timer_closed)
 {
     struct cairn_session *session = &shard->session;
     assert(shard->closing);
@@ -323,8 +319,8 @@ static void judge_sent(struct cairn_session *session, cairn_status status, uint1
     cairn_stream_close(session->stream, status, "%s", why->text);
 }
 
-void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
-                        const ProtobufCMessage *message)
+void session_send(struct cairn_shard *shard, uint16_t type, uint32_t request,
+                  const ProtobufCMessage *message)
 {
     struct cairn_session *session = &shard->session;
     if (session->stream == NULL || (!session->welcome && type != CAIRN_MSG_HELLO)) return;
@@ -333,8 +329,8 @@ void cairn_session_send(struct cairn_shard *shard, uint16_t type, uint32_t reque
     judge_sent(session, status, type, &why);
 }
 
-void cairn_session_send_pages(struct cairn_shard *shard, uint32_t request,
-                              enum cairn_page_what what, struct cairn_packed *packed)
+void session_send_pages(struct cairn_shard *shard, uint32_t request, enum cairn_page_what what,
+                        struct cairn_packed *packed)
 {
     struct cairn_session *session = &shard->session;
     if (session->stream == NULL || !session->welcome) return;
@@ -343,7 +339,7 @@ void cairn_session_send_pages(struct cairn_shard *shard, uint32_t request,
     judge_sent(session, status, CAIRN_MSG_PAGE, &why);
 }
 
-void cairn_session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
+void session_refuse(struct cairn_shard *shard, cairn_status status, const char *format, ...)
 {
     struct cairn_session *session = &shard->session;
     if (session->stream == NULL) return;
@@ -357,30 +353,30 @@ void cairn_session_refuse(struct cairn_shard *shard, cairn_status status, const 
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
     error.text = text;
-    cairn_session_send(shard, CAIRN_MSG_ERROR, 0, &error.base);
+    session_send(shard, CAIRN_MSG_ERROR, 0, &error.base);
     cairn_stream_finish(session->stream, status, "%s", text);
 }
 
-struct cairn_request cairn_session_request(const struct cairn_shard *shard, uint32_t number)
+struct cairn_request session_request(const struct cairn_shard *shard, uint32_t number)
 {
     return (struct cairn_request) { .session = shard->session.serial, .number = number };
 }
 
-void cairn_session_answer(struct cairn_shard *shard, struct cairn_request *request,
-                          cairn_status status, const struct cairn_sentence *why)
+void session_answer(struct cairn_shard *shard, struct cairn_request *request, cairn_status status,
+                    const struct cairn_sentence *why)
 {
     struct cairn_request answered = *request;
     *request = (struct cairn_request) { 0 };
     if (answered.session != shard->session.serial) return; // nobody waits, or on a lost session
     if (status == CAIRN_OK) {
         Cairn__Done done = CAIRN__DONE__INIT;
-        cairn_session_send(shard, CAIRN_MSG_DONE, answered.number, &done.base);
+        session_send(shard, CAIRN_MSG_DONE, answered.number, &done.base);
         return;
     }
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
     error.text = (char *)(why != NULL ? why->text : cairn_status_text((int)status));
-    cairn_session_send(shard, CAIRN_MSG_ERROR, answered.number, &error.base);
+    session_send(shard, CAIRN_MSG_ERROR, answered.number, &error.base);
 }
 
 /* ==== member ==== */
@@ -389,13 +385,13 @@ void cairn_session_answer(struct cairn_shard *shard, struct cairn_request *reque
 
 /* ---- the table: open addressing, a power of two, at most half full ---- */
 
-static size_t home_of(const struct cairn_shard_job *job, uint64_t number)
+static size_t home_of(const struct shard_job *job, uint64_t number)
 {
     return (size_t)((number * 0x9e3779b97f4a7c15ull) >> 32) & (job->members.capacity - 1);
 }
 
 /* Where the member of that number stands, or would stand. */
-static size_t place_of(const struct cairn_shard_job *job, uint64_t number)
+static size_t place_of(const struct shard_job *job, uint64_t number)
 {
     size_t i = home_of(job, number);
     while (job->members.list[i] != NULL && job->members.list[i]->number != number)
@@ -403,12 +399,12 @@ static size_t place_of(const struct cairn_shard_job *job, uint64_t number)
     return i;
 }
 
-struct cairn_member *cairn_member_find(const struct cairn_shard_job *job, uint64_t number)
+struct cairn_member *member_find(const struct shard_job *job, uint64_t number)
 {
     return job->members.capacity == 0 ? NULL : job->members.list[place_of(job, number)];
 }
 
-cairn_status cairn_members_make_room(struct cairn_shard_job *job)
+cairn_status members_make_room(struct shard_job *job)
 {
     if (job->members.count * 2 < job->members.capacity) return CAIRN_OK;
     const size_t old_capacity = job->members.capacity;
@@ -425,7 +421,7 @@ cairn_status cairn_members_make_room(struct cairn_shard_job *job)
     return CAIRN_OK;
 }
 
-void cairn_members_add(struct cairn_shard_job *job, struct cairn_member *member)
+void members_add(struct shard_job *job, struct cairn_member *member)
 {
     job->members.list[place_of(job, member->number)] = member;
     job->members.count++;
@@ -433,7 +429,7 @@ void cairn_members_add(struct cairn_shard_job *job, struct cairn_member *member)
 
 /* Takes the member out of the hash table. The members behind it in its run may have to move up, so
  * that a search still finds them. */
-void cairn_members_take_out(struct cairn_shard_job *job, const struct cairn_member *member)
+void members_take_out(struct shard_job *job, const struct cairn_member *member)
 {
     size_t i = place_of(job, member->number);
     assert(job->members.list[i] == member);
@@ -450,24 +446,23 @@ void cairn_members_take_out(struct cairn_shard_job *job, const struct cairn_memb
 
 /* ---- sending ---- */
 
-uint64_t cairn_member_way(const struct cairn_member *member)
+uint64_t member_way(const struct cairn_member *member)
 {
     return CAIRN_CHUNK_WAY(member->endpoint, member->connection);
 }
 
-void cairn_member_cut(struct cairn_shard_job *job, uint64_t number)
+void member_cut(struct shard_job *job, uint64_t number)
 {
-    struct cairn_member *member = cairn_member_find(job, number);
+    struct cairn_member *member = member_find(job, number);
     if (member != NULL && member->peer != NULL) member->cut = job->members.cut = true;
 }
 
-void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *header)
+void member_send(struct cairn_member *member, struct cairn_chunk_header *header)
 {
-    cairn_member_send_for(member, header, member->job->view->table.map.shard);
+    member_send_for(member, header, member->job->view->table.map.shard);
 }
 
-void cairn_member_send_for(struct cairn_member *member, struct cairn_chunk_header *header,
-                           uint32_t shard)
+void member_send_for(struct cairn_member *member, struct cairn_chunk_header *header, uint32_t shard)
 {
     if (member->peer == NULL || member->cut) return;
     header->job = member->job->number;
@@ -479,40 +474,39 @@ void cairn_member_send_for(struct cairn_member *member, struct cairn_chunk_heade
     cairn_status status = cairn_fabric_send(member->peer, bytes, sizeof bytes, NULL, 0, NULL, NULL);
     if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED) return;
     // An answer that is left out would be waited for: the connection is the unit of loss.
-    cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
-                      member->job->spec.name, cairn_status_text((int)status));
+    log_limited(&member->refusals, CAIRN_LOG_WARN, "cutting %s of job %s: %s", member->name,
+                member->job->spec.name, cairn_status_text((int)status));
     member->cut = true;
     member->job->members.cut = true;
 }
 
-void cairn_member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
-                         cairn_status status)
+void member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
+                   cairn_status status)
 {
-    cairn_member_refuse_for(member, header, status, member->job->view->table.map.shard);
+    member_refuse_for(member, header, status, member->job->view->table.map.shard);
 }
 
-void cairn_member_refuse_for(struct cairn_member *member, const struct cairn_chunk_header *header,
-                             cairn_status status, uint32_t shard)
+void member_refuse_for(struct cairn_member *member, const struct cairn_chunk_header *header,
+                       cairn_status status, uint32_t shard)
 {
     struct cairn_chunk_header nak = *header;
     nak.kind = CAIRN_CHUNK_NAK;
     nak.value = (uint64_t)status;
     nak.payload_bytes = nak.checksum = 0;
-    cairn_member_send_for(member, &nak, shard);
+    member_send_for(member, &nak, shard);
 }
 
-void cairn_member_note_refusal(struct cairn_member *member, const struct cairn_chunk_header *header,
-                               const char *why)
+void member_note_refusal(struct cairn_member *member, const struct cairn_chunk_header *header,
+                         const char *why)
 {
     member->job->shard->stats.chunks_refused++;
-    cairn_log_limited(&member->refusals, CAIRN_LOG_WARN, "refused %s of job %s from %s: %s",
-                      cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name,
-                      why);
+    log_limited(&member->refusals, CAIRN_LOG_WARN, "refused %s of job %s from %s: %s",
+                cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
 }
 
-void cairn_member_unreadable(struct cairn_shard_job *job, uint64_t number)
+void member_unreadable(struct shard_job *job, uint64_t number)
 {
-    const struct cairn_member *member = cairn_member_find(job, number);
+    const struct cairn_member *member = member_find(job, number);
     struct cairn_sentence why;
     if (member == NULL) return; // it left meanwhile, and its round is void
     cairn_sentence_set(
@@ -526,7 +520,7 @@ void cairn_member_unreadable(struct cairn_shard_job *job, uint64_t number)
     fault.job = job->number;
     fault.member = number;
     fault.text = why.text;
-    cairn_session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+    session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
 }
 
 /* ==== addresses ==== */
@@ -544,7 +538,7 @@ static bool is_device(const char *name)
     return access(path, F_OK) == 0;
 }
 
-bool cairn_addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
+bool addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
 {
     for (const char *at = devices; *at != '\0';) {
         const size_t length = strcspn(at, ",;");
@@ -594,7 +588,7 @@ static bool find_lacking(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES
     return lacks;
 }
 
-static void say(struct cairn_addresses *addresses, const char *device, bool is_absent)
+static void say(struct addresses *addresses, const char *device, bool is_absent)
 {
     char status[CAIRN_PLACE_DEVICES_BYTES + 64];
     const uint64_t now_ms = uv_now(addresses->timer.loop);
@@ -605,7 +599,7 @@ static void say(struct cairn_addresses *addresses, const char *device, bool is_a
     addresses->said_absent = is_absent;
     snprintf(status, sizeof status, "waits for device %s: %s", device,
              is_absent ? "it is not there" : "no address, or not up");
-    cairn_notify_status(status);
+    notify_status(status);
     if (is_absent)
         cairn_log_warn("this host has no device %s: this shard waits for it; `ip link` and "
                        "/sys/class/infiniband list those it has, and fabric.device names it",
@@ -618,20 +612,20 @@ static void say(struct cairn_addresses *addresses, const char *device, bool is_a
 
 static void look_addresses(uv_timer_t *timer)
 {
-    struct cairn_addresses *addresses = timer->data;
+    struct addresses *addresses = timer->data;
     char lacking[CAIRN_PLACE_DEVICES_BYTES];
-    const bool is_absent = cairn_addresses_find_absent(addresses->devices, lacking);
+    const bool is_absent = addresses_find_absent(addresses->devices, lacking);
     if (is_absent || find_lacking(addresses->devices, lacking)) {
         say(addresses, lacking, is_absent);
         uv_timer_start(timer, look_addresses, LOOK_MS, 0);
         return;
     }
-    cairn_addresses_close(addresses);
+    addresses_close(addresses);
     addresses->on_there(addresses->context);
 }
 
-void cairn_addresses_await(struct cairn_addresses *addresses, uv_loop_t *loop, const char *devices,
-                           void (*on_there)(void *context), void *context)
+void addresses_await(struct addresses *addresses, uv_loop_t *loop, const char *devices,
+                     void (*on_there)(void *context), void *context)
 {
     addresses->devices = devices;
     addresses->said_ms = 0;
@@ -642,7 +636,7 @@ void cairn_addresses_await(struct cairn_addresses *addresses, uv_loop_t *loop, c
     look_addresses(&addresses->timer);
 }
 
-void cairn_addresses_close(struct cairn_addresses *addresses)
+void addresses_close(struct addresses *addresses)
 {
     uv_handle_t *handle = (uv_handle_t *)&addresses->timer;
     if (handle->loop != NULL && !uv_is_closing(handle)) uv_close(handle, NULL);
@@ -652,7 +646,7 @@ void cairn_addresses_close(struct cairn_addresses *addresses)
 
 /* Adds who is at the other end, if it has been silent for long. The end of one on this host is noticed: no
  * way there is cut. */
-static void look_unheard(struct cairn_unheard *list, const struct cairn_shard *shard,
+static void look_unheard(struct unheard *list, const struct cairn_shard *shard,
                          const struct cairn_chunk_link *link, char *name)
 {
     size_t i = 0;
@@ -663,19 +657,19 @@ static void look_unheard(struct cairn_unheard *list, const struct cairn_shard *s
     if (i == list->count && i < CAIRN_UNHEARD_MAX) list->names[list->count++] = name;
 }
 
-static void look_at_givers(struct cairn_unheard *list, const struct cairn_shard *shard,
+static void look_at_givers(struct unheard *list, const struct cairn_shard *shard,
                            struct cairn_take *take)
 {
     const struct cairn_chunk_link *link;
     char *name;
-    for (uint32_t i = 0; (link = cairn_take_link(take, i, &name)) != NULL; i++)
+    for (uint32_t i = 0; (link = take_link(take, i, &name)) != NULL; i++)
         look_unheard(list, shard, link, name);
 }
 
-static void unheard_list(const struct cairn_shard *shard, struct cairn_unheard *list_out)
+static void unheard_list(const struct cairn_shard *shard, struct unheard *list_out)
 {
     list_out->count = 0;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         struct cairn_relay *relay = cairn_relay_of(job);
         if (job->move.now != NULL && job->move.now->take != NULL)
             look_at_givers(list_out, shard, job->move.now->take);
@@ -702,8 +696,8 @@ struct list {
 
 static void add_core(struct list *list, const struct cairn_step *core, uint32_t flags)
 {
-    static struct cairn_step_waiting waiting[TOLD_MAX]; // the loop's thread alone is here
-    size_t count = cairn_step_waiting(core, waiting, TOLD_MAX);
+    static struct step_waiting waiting[TOLD_MAX]; // the loop's thread alone is here
+    size_t count = step_waiting(core, waiting, TOLD_MAX);
     if (count > TOLD_MAX - list->count) count = TOLD_MAX - list->count;
     for (size_t i = 0; i < count; i++) {
         const size_t at = list->count++;
@@ -714,7 +708,7 @@ static void add_core(struct list *list, const struct cairn_step *core, uint32_t 
     }
 }
 
-void cairn_shard_job_tell_lacks(struct cairn_shard_job *job, const Cairn__LacksGet *message)
+void shard_job_tell_lacks(struct shard_job *job, const Cairn__LacksGet *message)
 {
     struct list *list = calloc(1, sizeof *list);
     const struct cairn_relay *relay = cairn_relay_of(job);
@@ -732,6 +726,6 @@ void cairn_shard_job_tell_lacks(struct cairn_shard_job *job, const Cairn__LacksG
     lacks.micros = list->micros;
     lacks.flags = list->flags;
     lacks.n_members = lacks.n_micros = lacks.n_flags = list->count;
-    cairn_session_send(job->shard, CAIRN_MSG_LACKS, 0, &lacks.base);
+    session_send(job->shard, CAIRN_MSG_LACKS, 0, &lacks.base);
     free(list);
 }

@@ -15,19 +15,18 @@
 
 struct cairn_shard;
 
-CAIRN_MUST_CHECK cairn_status cairn_connection_open(struct cairn_shard *shard,
-                                                    const char *coordinator,
-                                                    struct cairn_sentence *why);
-void cairn_connection_close(struct cairn_shard *shard, uv_close_cb on_timer_closed);
+CAIRN_MUST_CHECK cairn_status connection_open(struct cairn_shard *shard, const char *coordinator,
+                                              struct cairn_sentence *why);
+void connection_close(struct cairn_shard *shard, uv_close_cb on_timer_closed);
 /* A heartbeat now. */
-void cairn_connection_beat(struct cairn_shard *shard);
+void connection_beat(struct cairn_shard *shard);
 /* The coordinator says, with this sentence, that this process is to end. */
-void cairn_connection_fenced(struct cairn_shard *shard, const char *text);
+void connection_fenced(struct cairn_shard *shard, const char *text);
 
 /* handlers.c: what the coordinator says. */
-void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame);
+void shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame);
 /* shard.c: while it closes, the stream of the session is gone. */
-void cairn_shard_stream_closed(struct cairn_shard *shard);
+void shard_stream_closed(struct cairn_shard *shard);
 
 /* ==== addresses ==== */
 
@@ -36,7 +35,7 @@ void cairn_shard_stream_closed(struct cairn_shard *shard);
  * be opened on it then, and a daemon that ended for that, again and again, would be given up by its
  * supervisor. So it waits, and says for what. Loop thread. */
 
-struct cairn_addresses {
+struct addresses {
     uv_timer_t timer;
     const char *devices; /* borrowed: as fabric.device has them */
     uint64_t said_ms;    /* uv_now */
@@ -46,42 +45,42 @@ struct cairn_addresses {
 };
 
 /* The first of these devices that this host does not have. */
-bool cairn_addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES]);
+bool addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES]);
 /* Calls on_there when this host has all of these devices, and each network one that is up and has an address;
  * at once if so, else from the loop. */
-void cairn_addresses_await(struct cairn_addresses *addresses, uv_loop_t *loop, const char *devices,
-                           void (*on_there)(void *context), void *context);
+void addresses_await(struct addresses *addresses, uv_loop_t *loop, const char *devices,
+                     void (*on_there)(void *context), void *context);
 /* Safe to call again. on_there is not called any more. */
-void cairn_addresses_close(struct cairn_addresses *addresses);
+void addresses_close(struct addresses *addresses);
 
 /* ==== device ==== */
 
 /* Where the state of a shard's jobs lies: in host memory, or on a device. */
 
 /* "host", "cuda", "auto" */
-bool cairn_device_backend_ok(const char *backend);
+bool device_backend_ok(const char *backend);
 
 /* Fills in what the device has done so far, if there is one. */
 void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats);
 /* Fills in the description of the device, or of the host if there is none. `out` borrows from the
  * shard. */
-void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out);
+void device_tell(struct cairn_shard *shard, Cairn__Home *out);
 
 /* ==== landing ==== */
 
 /* Messages from the fabric: each one is judged, then received, answered or dropped. Loop thread. */
 
-void cairn_landing_on_message(void *shard, const void *header, size_t header_bytes,
-                              size_t payload_bytes, struct cairn_fabric_message *message);
+void landing_on_message(void *shard, const void *header, size_t header_bytes, size_t payload_bytes,
+                        struct cairn_fabric_message *message);
 
 /* ==== late ==== */
 
 /* Lists the contributors of which something is missing in the open round. Loop thread. */
 
-struct cairn_shard_job;
+struct shard_job;
 
 /* Answers by Lacks. */
-void cairn_shard_job_tell_lacks(struct cairn_shard_job *job, const Cairn__LacksGet *message);
+void shard_job_tell_lacks(struct shard_job *job, const Cairn__LacksGet *message);
 
 /* ==== unheard ==== */
 
@@ -91,7 +90,7 @@ void cairn_shard_job_tell_lacks(struct cairn_shard_job *job, const Cairn__LacksG
 
 #define CAIRN_UNHEARD_MAX 16
 
-struct cairn_unheard {
+struct unheard {
     char *names[CAIRN_UNHEARD_MAX]; /* borrowed, each once */
     size_t count;
 };

@@ -41,14 +41,13 @@ struct source {
  * the one in force, or while a move is not settled, by that of before. */
 struct place {
     const struct cairn_published *published; /* NULL: state */
-    const struct cairn_shard_view *view;
+    const struct shard_view *view;
     uint64_t chunk;
     struct cairn_chunk_place at;
 };
 
 static bool bring_has(const struct cairn_published *copy, uint64_t chunk);
-static void cairn_bring(struct cairn_reply *reply, const struct cairn_published *copy,
-                        uint64_t chunk);
+static void cairn_bring(struct reply *reply, const struct cairn_published *copy, uint64_t chunk);
 
 static bool find_chunk(const struct cairn_chunk_header *header, struct place *place)
 {
@@ -64,7 +63,7 @@ static bool find_chunk(const struct cairn_chunk_header *header, struct place *pl
 static cairn_status find_state(const struct cairn_member *member,
                                const struct cairn_chunk_header *header, struct place *place)
 {
-    const struct cairn_shard_job *job = member->job;
+    const struct shard_job *job = member->job;
     if (member->is_mover && job->move.before == NULL)
         return CAIRN_ERR_NOT_READY; // before the Fence
     place->view = job->view;
@@ -76,16 +75,16 @@ static cairn_status find_state(const struct cairn_member *member,
 static cairn_status find_place(const struct cairn_member *member,
                                const struct cairn_chunk_header *header, struct place *place_out)
 {
-    const struct cairn_shard_job *job = member->job;
+    const struct shard_job *job = member->job;
     const struct cairn_version version = { header->generation, header->step };
     struct place place = { .published = NULL };
     *place_out = place;
     if (job->state != CAIRN_JOB_SERVING) return CAIRN_ERR_NOT_READY;
     if (header->plane != CAIRN_PLANE_WIRE) return find_state(member, header, place_out);
-    place.published = cairn_published_find(job, version);
-    if (place.published == NULL) return cairn_published_missing(job, version);
+    place.published = published_find(job, version);
+    if (place.published == NULL) return published_missing(job, version);
     for (; place.published != NULL; // who has not heard of the later layout goes by the one before
-         place.published = cairn_published_find_before(job, place.published)) {
+         place.published = published_find_before(job, place.published)) {
         place.view = place.published->view;
         *place_out = place;
         if (find_chunk(header, place_out)) return CAIRN_OK;
@@ -95,15 +94,15 @@ static cairn_status find_place(const struct cairn_member *member,
 
 /* Judges a fetch of a published version. While the job moves between a card and the host no chunk
  * is brought, so a fetch of a chunk that is not in host memory yet waits (CAIRN_ERR_BUSY). */
-static cairn_status judge_wire(const struct cairn_shard_job *job, const struct place *place,
+static cairn_status judge_wire(const struct shard_job *job, const struct place *place,
                                struct source *source_out)
 {
     const struct cairn_published *published = place->published;
-    const struct cairn_shard_view *view = place->view;
+    const struct shard_view *view = place->view;
     const cairn_dtype dtype = view->forms[view->table.extent_of[place->chunk]].wire;
     if (job->park.is_under_way && !bring_has(published, place->chunk)) return CAIRN_ERR_BUSY;
     *source_out = (struct source) {
-        .bytes = cairn_published_host_at(published, place->chunk, place->at.local_elem),
+        .bytes = published_host_at(published, place->chunk, place->at.local_elem),
         .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
         .dtype = dtype,
         .checksum = &published->checksums[place->chunk],
@@ -116,7 +115,7 @@ static cairn_status judge_wire(const struct cairn_shard_job *job, const struct p
 }
 
 /* It is one of those whose state is still to come. */
-static bool is_to_come(const struct cairn_shard_job *job, const struct place *place)
+static bool is_to_come(const struct shard_job *job, const struct place *place)
 {
     return place->view == job->view && job->move.now != NULL && job->move.now->take != NULL &&
            cairn_shard_map_find(&job->move.before->table.map, place->at.tensor,
@@ -128,21 +127,21 @@ static cairn_status judge_state(const struct cairn_member *member,
                                 const struct cairn_chunk_header *header, const struct place *place,
                                 struct source *source_out)
 {
-    const struct cairn_shard_job *job = member->job;
+    const struct shard_job *job = member->job;
     const uint32_t extent = place->view->table.extent_of[place->chunk];
     const struct cairn_form *form = &place->view->forms[extent];
-    if (!cairn_form_stores(form, header->plane)) return CAIRN_ERR_NOT_FOUND;
-    const cairn_dtype dtype = cairn_form_dtype(form, header->plane);
+    if (!form_stores(form, header->plane)) return CAIRN_ERR_NOT_FOUND;
+    const cairn_dtype dtype = form_dtype(form, header->plane);
     if (job->pass.updating || is_to_come(job, place)) return CAIRN_ERR_BUSY;
     const struct cairn_version wanted = { header->generation, header->step };
     if (cairn_version_compare(job->versions.copies[job->versions.newest].version, wanted) != 0)
-        return cairn_published_missing(job, wanted);
+        return published_missing(job, wanted);
     *source_out = (struct source) {
-        .bytes = cairn_shard_view_at(place->view, &job->planes, header->plane, extent,
-                                     place->at.local_elem), // what is given lies where it lay
+        .bytes = shard_view_at(place->view, &job->planes, header->plane, extent,
+                               place->at.local_elem), // what is given lies where it lay
         .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
         .dtype = dtype,
-        .is_given = member->is_mover && cairn_compute_is_host(job->compute),
+        .is_given = member->is_mover && compute_is_host(job->compute),
     };
     return CAIRN_OK;
 }
@@ -159,29 +158,28 @@ static cairn_status judge_fetch(const struct cairn_member *member,
                                    : judge_state(member, header, &place, source_out);
 }
 
-static bool begins_in(const struct cairn_shard_view *view, const struct cairn_chunk_header *header)
+static bool begins_in(const struct shard_view *view, const struct cairn_chunk_header *header)
 {
     return view != NULL &&
            cairn_shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
 }
 
-bool cairn_fetch_is_here(const struct cairn_member *member, const struct cairn_chunk_header *header)
+bool fetch_is_here(const struct cairn_member *member, const struct cairn_chunk_header *header)
 {
-    const struct cairn_shard_job *job = member->job;
+    const struct shard_job *job = member->job;
     const struct cairn_version version = { header->generation, header->step };
     if (header->plane != CAIRN_PLANE_WIRE)
         return begins_in(job->view, header) || begins_in(job->move.before, header);
-    const struct cairn_published *copy = cairn_published_find(job, version);
+    const struct cairn_published *copy = published_find(job, version);
     if (copy == NULL) return begins_in(job->view, header);
-    while (copy != NULL && !begins_in(copy->view, header))
-        copy = cairn_published_find_before(job, copy);
+    while (copy != NULL && !begins_in(copy->view, header)) copy = published_find_before(job, copy);
     return copy != NULL;
 }
 
 /* ---- boxes ---- */
 
 /* Sets what of the chunk is meant; without effect for all of it. */
-static cairn_status set_box(struct cairn_reply *reply, const struct cairn_box *box,
+static cairn_status set_box(struct reply *reply, const struct cairn_box *box,
                             const struct cairn_chunk_place *place)
 {
     const struct cairn_shape *shape = &reply->job->spec.tensors[place->tensor].shape;
@@ -197,7 +195,7 @@ static cairn_status set_box(struct cairn_reply *reply, const struct cairn_box *b
 /* Finds the part of the chunk that the fetch asks for. A fetch of a box brings the box itself, in
  * box_bytes; otherwise the fetch is of a tile that the member has declared, or of the whole
  * chunk. */
-static cairn_status find_box(const struct cairn_member *member, struct cairn_reply *reply)
+static cairn_status find_box(const struct cairn_member *member, struct reply *reply)
 {
     const struct cairn_chunk_header *header = &reply->header;
     struct place place;
@@ -209,48 +207,47 @@ static cairn_status find_box(const struct cairn_member *member, struct cairn_rep
         return status == CAIRN_OK ? set_box(reply, &box, &place.at) : status;
     }
     struct cairn_piece piece;
-    status = cairn_tiles_piece(member, header, &place.at, &piece, NULL);
+    status = tiles_piece(member, header, &place.at, &piece, NULL);
     if (status != CAIRN_OK || piece.held == NULL) return status;
     return set_box(reply, &piece.held->box, &place.at);
 }
 
 /* Packs the elements of the box out of the chunk; returns how many bytes they are. */
-static size_t pack(struct cairn_reply *reply, struct cairn_works *works,
-                   const struct source *source)
+static size_t pack(struct reply *reply, struct works *works, const struct source *source)
 {
     const struct cairn_chunk_header *header = &reply->header;
-    const struct cairn_shard_job *job = reply->job;
+    const struct shard_job *job = reply->job;
     const size_t elem_bytes = cairn_dtype_bytes((int)source->dtype);
     const struct cairn_geometry *geometry = &job->view->layout->geometry[header->tensor];
-    const struct cairn_works_box of = {
+    const struct works_box of = {
         .box = &reply->box,
         .shape = &job->spec.tensors[header->tensor].shape,
         .first_elem = cairn_leaf_first_elem(geometry, header->first_leaf),
         .elem_count = source->byte_count / elem_bytes,
         .elem_bytes = elem_bytes,
     };
-    return cairn_works_pack(works, &of, reply->bytes, source->bytes);
+    return works_pack(works, &of, reply->bytes, source->bytes);
 }
 
 /* ---- replies ---- */
 
 static void on_sent(void *arg, cairn_status status)
 {
-    struct cairn_reply *reply = arg;
-    struct cairn_shard_job *job = reply->job;
+    struct reply *reply = arg;
+    struct shard_job *job = reply->job;
     if (status == CAIRN_OK && !reply->is_given)
-        cairn_bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->way);
+        bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->way);
     if (reply->is_given) job->move.sends--;
     if (reply->is_direct) job->versions.direct_sends--;
-    if (reply->lent != NULL) cairn_published_return(job, reply->lent);
-    cairn_reply_end(reply);
-    cairn_shard_job_idle(job);
+    if (reply->lent != NULL) published_return(job, reply->lent);
+    reply_end(reply);
+    shard_job_idle(job);
 }
 
 /* Returns the checksum of the reply's bytes, which are still in the processor's cache. The first
  * fetch of a chunk makes it, not the update: members that map the version never ask for it. A chunk
  * that was brought has its checksum already. */
-static uint64_t checksum_of(const struct cairn_reply *reply, const struct source *source,
+static uint64_t checksum_of(const struct reply *reply, const struct source *source,
                             const uint8_t *payload, size_t byte_count)
 {
     const bool is_kept = source->checksum != NULL && !reply->boxed;
@@ -261,31 +258,31 @@ static uint64_t checksum_of(const struct cairn_reply *reply, const struct source
 }
 
 /* Copies the part of the chunk that is asked for into the reply; *byte_count_out: its size. */
-static cairn_status copy_data(struct cairn_reply *reply, const struct source *source,
+static cairn_status copy_data(struct reply *reply, const struct source *source,
                               size_t *byte_count_out)
 {
-    struct cairn_shard_job *job = reply->job;
-    struct cairn_works *works = cairn_compute_loop(job->compute);
+    struct shard_job *job = reply->job;
+    struct works *works = compute_loop(job->compute);
     struct cairn_sentence why;
     *byte_count_out = source->byte_count;
     if (reply->boxed)
         *byte_count_out = pack(reply, works, source);
     else
-        cairn_works_copy(works, reply->bytes, source->bytes, source->byte_count);
-    const cairn_status status = cairn_works_run(works, &why);
+        works_copy(works, reply->bytes, source->bytes, source->byte_count);
+    const cairn_status status = works_run(works, &why);
     // A fetch only reads: that there is no room for it now harms nobody else.
-    if (status != CAIRN_ERR_NO_MEMORY) (void)cairn_shard_job_failed(job, status, &why);
+    if (status != CAIRN_ERR_NO_MEMORY) (void)shard_job_failed(job, status, &why);
     return status;
 }
 
 /* A published copy is sent out of its own memory, not out of the reply's. */
-static bool is_lent(const struct cairn_member *member, const struct cairn_reply *reply)
+static bool is_lent(const struct cairn_member *member, const struct reply *reply)
 {
     return member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
 }
 
 /* The chunk goes to a worker of another host right from the card, and host memory need not have it. */
-static bool goes_directly(const struct cairn_member *member, const struct cairn_reply *reply,
+static bool goes_directly(const struct cairn_member *member, const struct reply *reply,
                           const struct source *source)
 {
     return source->on_card != NULL && is_lent(member, reply) &&
@@ -295,7 +292,7 @@ static bool goes_directly(const struct cairn_member *member, const struct cairn_
 }
 
 /* Returns where the payload is sent from, and says in the reply how. */
-static const uint8_t *find_payload(const struct cairn_member *member, struct cairn_reply *reply,
+static const uint8_t *find_payload(const struct cairn_member *member, struct reply *reply,
                                    const struct source *source)
 {
     reply->is_direct = goes_directly(member, reply, source);
@@ -305,18 +302,17 @@ static const uint8_t *find_payload(const struct cairn_member *member, struct cai
     return reply->lent != NULL || reply->is_given ? source->bytes : reply->bytes;
 }
 
-static void send_data(struct cairn_member *member, struct cairn_reply *reply,
-                      const struct source *source)
+static void send_data(struct cairn_member *member, struct reply *reply, const struct source *source)
 {
-    struct cairn_shard_job *job = reply->job;
+    struct shard_job *job = reply->job;
     assert(source->byte_count <= job->replies.bytes);
     size_t byte_count = source->byte_count;
     const uint8_t *payload = find_payload(member, reply, source);
     const bool is_in_place = reply->lent != NULL || reply->is_given;
     struct cairn_chunk_header *header = &reply->header;
     if (!is_in_place && copy_data(reply, source, &byte_count) != CAIRN_OK) {
-        cairn_member_refuse(member, header, CAIRN_ERR_NOT_READY);
-        cairn_reply_end(reply);
+        member_refuse(member, header, CAIRN_ERR_NOT_READY);
+        reply_end(reply);
         return;
     }
     header->kind = CAIRN_CHUNK_DATA;
@@ -328,7 +324,7 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     cairn_chunk_encode(header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
-    if (reply->lent != NULL) cairn_published_lend(job, reply->lent); // before it may be over
+    if (reply->lent != NULL) published_lend(job, reply->lent); // before it may be over
     if (member->peer != NULL) {
         reply->way = cairn_way_of(cairn_fabric_payload_path(member->peer, payload, byte_count));
         status = cairn_fabric_send(member->peer, bytes, sizeof bytes, payload, byte_count, on_sent,
@@ -337,20 +333,20 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     if (status == CAIRN_OK) {
         job->move.sends += reply->is_given;
         job->versions.direct_sends += reply->is_direct;
-        cairn_shard_job_busy(job);
+        shard_job_busy(job);
         return;
     }
     reply->is_given = reply->is_direct = false;
-    if (reply->lent != NULL) cairn_published_return(job, reply->lent);
+    if (reply->lent != NULL) published_return(job, reply->lent);
     header->dtype = 0;
-    cairn_member_refuse(member, header, CAIRN_ERR_BUSY);
-    cairn_reply_end(reply);
+    member_refuse(member, header, CAIRN_ERR_BUSY);
+    reply_end(reply);
 }
 
 /* Answers, or has it brought, or defers, or refuses. */
-static void answer(struct cairn_member *member, struct cairn_reply *reply)
+static void answer(struct cairn_member *member, struct reply *reply)
 {
-    struct cairn_shard_job *job = reply->job;
+    struct shard_job *job = reply->job;
     struct source source = { .byte_count = 0 };
     cairn_status status = judge_fetch(member, &reply->header, &source);
     const bool is_there = source.published == NULL || bring_has(source.published, source.chunk) ||
@@ -363,95 +359,95 @@ static void answer(struct cairn_member *member, struct cairn_reply *reply)
         reply->next = job->replies.deferred;
         job->replies.deferred = reply;
     } else {
-        cairn_member_refuse(member, &reply->header, status);
-        cairn_reply_end(reply);
+        member_refuse(member, &reply->header, status);
+        reply_end(reply);
     }
 }
 
 /* All of the request is here. */
-static void begin(struct cairn_member *member, struct cairn_reply *reply)
+static void begin(struct cairn_member *member, struct reply *reply)
 {
     const cairn_status status = find_box(member, reply);
     if (status == CAIRN_OK) {
         answer(member, reply);
         return;
     }
-    cairn_member_refuse(member, &reply->header, status);
-    cairn_reply_end(reply);
+    member_refuse(member, &reply->header, status);
+    reply_end(reply);
 }
 
 static void on_box(void *arg, cairn_status status)
 {
-    struct cairn_reply *reply = arg;
-    struct cairn_shard_job *job = reply->job;
+    struct reply *reply = arg;
+    struct shard_job *job = reply->job;
     const struct cairn_chunk_header *header = &reply->header;
-    struct cairn_member *member = cairn_member_find(job, header->member);
+    struct cairn_member *member = member_find(job, header->member);
     const size_t bytes = (size_t)header->payload_bytes;
     if (status != CAIRN_OK || member == NULL) {
-        cairn_reply_end(reply);
+        reply_end(reply);
     } else if (cairn_chunk_checksum(reply->box_bytes, bytes) != header->checksum) {
-        cairn_member_refuse(member, header, CAIRN_ERR_CHECKSUM);
-        cairn_reply_end(reply);
+        member_refuse(member, header, CAIRN_ERR_CHECKSUM);
+        reply_end(reply);
     } else {
         begin(member, reply);
     }
-    cairn_shard_job_settle(job);
-    cairn_shard_job_idle(job);
+    shard_job_settle(job);
+    shard_job_idle(job);
 }
 
-static void receive_box(struct cairn_member *member, struct cairn_reply *reply,
+static void receive_box(struct cairn_member *member, struct reply *reply,
                         struct cairn_fabric_message *message)
 {
     if (cairn_fabric_receive(message, reply->box_bytes, sizeof reply->box_bytes, on_box, reply) ==
         CAIRN_OK) {
-        cairn_shard_job_busy(reply->job);
+        shard_job_busy(reply->job);
         return;
     }
     cairn_fabric_drop(message);
-    cairn_member_refuse(member, &reply->header, CAIRN_ERR_BUSY);
-    cairn_reply_end(reply);
+    member_refuse(member, &reply->header, CAIRN_ERR_BUSY);
+    reply_end(reply);
 }
 
-void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
-                            struct cairn_fabric_message *message)
+void fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                      struct cairn_fabric_message *message)
 {
-    struct cairn_shard_job *job = member->job;
-    struct cairn_reply *reply = cairn_reply_open(member, header);
+    struct shard_job *job = member->job;
+    struct reply *reply = reply_open(member, header);
     if (reply == NULL) {
         cairn_fabric_drop(message);
-        cairn_member_refuse(member, header, CAIRN_ERR_BUSY);
+        member_refuse(member, header, CAIRN_ERR_BUSY);
         return;
     }
     if (message != NULL)
         receive_box(member, reply, message);
     else
         begin(member, reply);
-    cairn_shard_job_settle(job);
+    shard_job_settle(job);
 }
 
-void cairn_fetch_deferred(struct cairn_shard_job *job)
+void fetch_deferred(struct shard_job *job)
 {
-    struct cairn_reply *waiting = job->replies.deferred;
+    struct reply *waiting = job->replies.deferred;
     job->replies.deferred = NULL;
     while (waiting != NULL) {
-        struct cairn_reply *reply = waiting;
+        struct reply *reply = waiting;
         waiting = reply->next;
-        struct cairn_member *member = cairn_member_find(job, reply->header.member);
+        struct cairn_member *member = member_find(job, reply->header.member);
         if (member == NULL)
-            cairn_reply_end(reply);
+            reply_end(reply);
         else
             answer(member, reply);
     }
-    cairn_shard_job_settle(job);
+    shard_job_settle(job);
 }
 
 /* The chunk that it waited for is in host memory (read.h); not OK: it is not. */
 /* The version may be one that cannot be asked for any more: the copy has it as long as this takes. */
-static void fetch_brought(struct cairn_reply *reply, cairn_status status)
+static void fetch_brought(struct reply *reply, cairn_status status)
 {
-    const struct cairn_shard_job *job = reply->job;
-    struct cairn_member *member = cairn_member_find(job, reply->header.member);
-    const struct cairn_shard_view *view = reply->from->view;
+    const struct shard_job *job = reply->job;
+    struct cairn_member *member = member_find(job, reply->header.member);
+    const struct shard_view *view = reply->from->view;
     const struct place place = { reply->from, view, reply->chunk,
                                  cairn_shard_map_chunk(&view->table.map, reply->chunk) };
     struct source source;
@@ -461,8 +457,8 @@ static void fetch_brought(struct cairn_reply *reply, cairn_status status)
         send_data(member, reply, &source);
         return;
     }
-    if (member != NULL) cairn_member_refuse(member, &reply->header, CAIRN_ERR_NOT_READY);
-    cairn_reply_end(reply);
+    if (member != NULL) member_refuse(member, &reply->header, CAIRN_ERR_NOT_READY);
+    reply_end(reply);
 }
 
 /* ==== bring ==== */
@@ -471,78 +467,76 @@ static void fetch_brought(struct cairn_reply *reply, cairn_status status)
 /* Updates pass frozen tensors by, so these are always there. */
 static bool bring_has(const struct cairn_published *copy, uint64_t chunk)
 {
-    const struct cairn_shard_view *view = copy->view;
+    const struct shard_view *view = copy->view;
     return copy->on_host || !view->forms[view->table.extent_of[chunk]].trained ||
            copy->brought[chunk] == CAIRN_BROUGHT;
 }
 
-bool cairn_bring_works(const struct cairn_shard_job *job)
+bool bring_works(const struct shard_job *job)
 {
     return job->replies.coming != NULL;
 }
 
-static struct cairn_reply *reply_of(const struct cairn_run *run)
+static struct reply *reply_of(const struct cairn_run *run)
 {
-    return (struct cairn_reply *)((char *)(uintptr_t)run - offsetof(struct cairn_reply, bring));
+    return (struct reply *)((char *)(uintptr_t)run - offsetof(struct reply, bring));
 }
 
-static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
-                     struct cairn_works *works)
+static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
-    const struct cairn_reply *reply = reply_of(run);
+    const struct reply *reply = reply_of(run);
     (void)item, (void)stage;
-    cairn_published_fill(works, reply->from, reply->chunk);
+    published_fill(works, reply->from, reply->chunk);
     return false;
 }
 
 /* Where it keeps no loop: of a chunk that is to be sent whole, and nobody looks for it before that. */
 static void conclude(struct cairn_run *run, uint32_t item, uint32_t thread)
 {
-    const struct cairn_reply *reply = reply_of(run);
+    const struct reply *reply = reply_of(run);
     const struct cairn_published *copy = reply->from;
     (void)item, (void)thread;
     if (reply->boxed) return;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&copy->view->table.map,
                                                                  reply->chunk);
     copy->checksums[reply->chunk] = cairn_chunk_checksum(
-        cairn_published_host_at(copy, reply->chunk, place.local_elem),
+        published_host_at(copy, reply->chunk, place.local_elem),
         cairn_published_bytes(copy, reply->chunk));
 }
 
 /* One of those that wait for the chunk, which does not any more; NULL: there is none. */
-static struct cairn_reply *take_one(struct cairn_shard_job *job, const struct cairn_published *copy,
-                                    uint64_t chunk)
+static struct reply *take_one(struct shard_job *job, const struct cairn_published *copy,
+                              uint64_t chunk)
 {
-    struct cairn_reply **link = &job->replies.coming;
+    struct reply **link = &job->replies.coming;
     while (*link != NULL && ((*link)->from != copy || (*link)->chunk != chunk))
         link = &(*link)->next;
-    struct cairn_reply *reply = *link;
+    struct reply *reply = *link;
     if (reply != NULL) *link = reply->next;
     return reply;
 }
 
 static void done(struct cairn_run *run)
 {
-    const struct cairn_reply *first = reply_of(run);
-    struct cairn_shard_job *job = first->job;
+    const struct reply *first = reply_of(run);
+    struct shard_job *job = first->job;
     const struct cairn_published *copy = first->from;
     const uint64_t chunk = first->chunk;
     const cairn_status status = run->status;
-    struct cairn_reply *reply;
+    struct reply *reply;
     copy->brought[chunk] = status == CAIRN_OK ? CAIRN_BROUGHT : CAIRN_BROUGHT_NOT;
     // A fetch only reads: that there is no room for it now harms nobody else.
-    if (status != CAIRN_ERR_NO_MEMORY) (void)cairn_shard_job_run_failed(job, run);
+    if (status != CAIRN_ERR_NO_MEMORY) (void)shard_job_run_failed(job, run);
     while ((reply = take_one(job, copy, chunk)) != NULL) fetch_brought(reply, status);
-    cairn_published_return(job, copy); // what is sent out of it is lent by now
-    cairn_shard_job_settle(job);
-    cairn_shard_job_idle(job);
+    published_return(job, copy); // what is sent out of it is lent by now
+    shard_job_settle(job);
+    shard_job_idle(job);
 }
 
 /* The chunk, which is not there, is brought, unless it is on its way: cairn_fetch_brought follows. */
-static void cairn_bring(struct cairn_reply *reply, const struct cairn_published *copy,
-                        uint64_t chunk)
+static void cairn_bring(struct reply *reply, const struct cairn_published *copy, uint64_t chunk)
 {
-    struct cairn_shard_job *job = reply->job;
+    struct shard_job *job = reply->job;
     assert(!bring_has(copy, chunk) && copy->device.base != NULL);
     reply->from = copy;
     reply->chunk = chunk;
@@ -557,16 +551,16 @@ static void cairn_bring(struct cairn_reply *reply, const struct cairn_published 
         .conclude = conclude,
         .done = done,
     };
-    cairn_published_lend(job, copy);
-    cairn_shard_job_busy(job);
-    cairn_compute_submit(&reply->bring);
+    published_lend(job, copy);
+    shard_job_busy(job);
+    compute_submit(&reply->bring);
 }
 
-void cairn_bring_drop(struct cairn_shard_job *job)
+void bring_drop(struct shard_job *job)
 {
     while (job->replies.coming != NULL) {
-        struct cairn_reply *reply = job->replies.coming;
+        struct reply *reply = job->replies.coming;
         job->replies.coming = reply->next;
-        cairn_reply_end(reply);
+        reply_end(reply);
     }
 }

@@ -14,15 +14,15 @@
 /* It lives: that is the answer. */
 static void on_probe(struct cairn_shard *shard, uint32_t request)
 {
-    struct cairn_request answered = cairn_session_request(shard, request);
-    cairn_session_answer(shard, &answered, CAIRN_OK, NULL);
+    struct cairn_request answered = session_request(shard, request);
+    session_answer(shard, &answered, CAIRN_OK, NULL);
 }
 
-static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
+static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
                         const ProtobufCMessage *seal)
 {
     const uint64_t moments_of = ((const Cairn__JobSeal *)seal)->moments_of;
-    struct cairn_request answered = cairn_session_request(shard, request);
+    struct cairn_request answered = session_request(shard, request);
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
     const bool is_put = job->state == CAIRN_JOB_INITIALIZING,
@@ -31,14 +31,14 @@ static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cair
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
     if (is_put) status = cairn_put_whole(job, &why);
     // Not of one that is refused: another member may be putting its own.
-    if (status == CAIRN_OK && (is_put || serves)) cairn_put_count_moments(job, moments_of);
-    if (serves) status = cairn_put_judge_again(job, &why);
+    if (status == CAIRN_OK && (is_put || serves)) put_count_moments(job, moments_of);
+    if (serves) status = put_judge_again(job, &why);
     if (status != CAIRN_OK || serves) {
-        cairn_session_answer(shard, &answered, status, &why);
+        session_answer(shard, &answered, status, &why);
         return;
     }
     job->load.asked = answered; // LOADING and SEALING answer when they are done
-    if (is_put) cairn_pass_seal(job);
+    if (is_put) pass_seal(job);
 }
 
 /* ---- rounds ---- */
@@ -51,7 +51,7 @@ static bool read_decision(const Cairn__Decision *message, size_t payload_max,
     if (message == NULL) return true;
     if (message->kind > CAIRN_DECISION_WRITE || message->payload.len > payload_max) return false;
     *out = (struct cairn_decision) {
-        .kind = (enum cairn_decision_kind)message->kind,
+        .kind = (enum decision_kind)message->kind,
         .round = message->round,
         .version_after = { .generation = message->generation, .step = message->step },
         .payload = message->payload.data,
@@ -60,35 +60,35 @@ static bool read_decision(const Cairn__Decision *message, size_t payload_max,
     return true;
 }
 
-static void on_decision(struct cairn_shard_job *job, enum cairn_step_event_kind kind,
-                        uint64_t epoch, uint64_t round, const Cairn__Decision *message)
+static void on_decision(struct shard_job *job, enum step_event_kind kind, uint64_t epoch,
+                        uint64_t round, const Cairn__Decision *message)
 {
     struct cairn_decision decision;
-    if (!read_decision(message, cairn_shard_payload_max(job), &decision)) {
-        cairn_shard_job_fault(job, "a decision is of an unknown kind or too long");
+    if (!read_decision(message, shard_payload_max(job), &decision)) {
+        shard_job_fault(job, "a decision is of an unknown kind or too long");
         return;
     }
-    cairn_own_step(job, &(struct cairn_step_event) {
-                            .kind = kind,
-                            .epoch = epoch,
-                            .round = round,
-                            .version = decision.version_after,
-                            .decision = &decision,
-                        });
-    cairn_write_resolved(job, decision.round);
+    own_step(job, &(struct step_event) {
+                      .kind = kind,
+                      .epoch = epoch,
+                      .round = round,
+                      .version = decision.version_after,
+                      .decision = &decision,
+                  });
+    write_resolved(job, decision.round);
 }
 
 /* A coordinator that has not heard of the move hears of it in the next Hello; nothing was touched. */
-static void refuse_round(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
+static void refuse_round(struct shard_job *job, const Cairn__RoundOpen *message)
 {
-    cairn_session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
-                         "round %llu of job %s was opened while its state is moved to or from the "
-                         "device: ask with PartPark first",
-                         (unsigned long long)message->round, job->spec.name);
+    session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
+                   "round %llu of job %s was opened while its state is moved to or from the "
+                   "device: ask with PartPark first",
+                   (unsigned long long)message->round, job->spec.name);
 }
 
 /* Its workers would wait for a grant that nobody gives: the round is opened anew, without relays. */
-static void tell_no_relay(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
+static void tell_no_relay(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     struct cairn_sentence why;
     Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
@@ -98,80 +98,79 @@ static void tell_no_relay(struct cairn_shard_job *job, const Cairn__RoundOpen *m
     fault.job = job->number;
     fault.member = message->relay;
     fault.text = why.text;
-    cairn_session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+    session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
 }
 
-static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
+static void on_round_open(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     if (job->state != CAIRN_JOB_SERVING || message->n_members > UINT32_MAX) {
-        cairn_shard_job_fault(
-            job, "a round was opened before the initial state is complete, or too large");
+        shard_job_fault(job,
+                        "a round was opened before the initial state is complete, or too large");
         return;
     }
     if (job->park.is_under_way) {
         refuse_round(job, message);
         return;
     }
-    cairn_write_close(job);
+    write_close(job);
     if (message->write && message->n_members == 1)
-        cairn_write_open(job, message->round, message->members[0]);
-    cairn_frozen_note(&job->frozen, &job->spec, message);
-    cairn_own_step(
-        job, &(struct cairn_step_event) {
-                 .kind = CAIRN_STEP_OPEN,
-                 .epoch = message->epoch,
-                 .round = message->round,
-                 .version = { message->generation, message->step },
-                 .members = message->members,
-                 .member_count = (uint32_t)message->n_members,
-                 .holds = cairn_tiles_holds(job, message->members, (uint32_t)message->n_members),
-             });
-    if (cairn_relay_on_open(job, message) != CAIRN_OK) tell_no_relay(job, message);
+        write_open(job, message->round, message->members[0]);
+    frozen_note(&job->frozen, &job->spec, message);
+    own_step(job, &(struct step_event) {
+                      .kind = CAIRN_STEP_OPEN,
+                      .epoch = message->epoch,
+                      .round = message->round,
+                      .version = { message->generation, message->step },
+                      .members = message->members,
+                      .member_count = (uint32_t)message->n_members,
+                      .holds = tiles_holds(job, message->members, (uint32_t)message->n_members),
+                  });
+    if (relay_on_open(job, message) != CAIRN_OK) tell_no_relay(job, message);
 }
 
-static void on_fence(struct cairn_shard_job *job, const Cairn__Fence *message)
+static void on_fence(struct shard_job *job, const Cairn__Fence *message)
 {
-    const bool newer = message->epoch > cairn_step_epoch(job->collector.step); // else it is refused
-    if (newer && cairn_move_on_fence(job, message->epoch, message->layout)) return;
-    cairn_own_step(job, &(struct cairn_step_event) {
-                            .kind = CAIRN_STEP_FENCE,
-                            .epoch = message->epoch,
-                        });
-    if (newer) cairn_relay_on_fence(job, message->epoch);
+    const bool newer = message->epoch > step_epoch(job->collector.step); // else it is refused
+    if (newer && move_on_fence(job, message->epoch, message->layout)) return;
+    own_step(job, &(struct step_event) {
+                      .kind = CAIRN_STEP_FENCE,
+                      .epoch = message->epoch,
+                  });
+    if (newer) relay_on_fence(job, message->epoch);
 }
 
-static void on_relay_set(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
+static void on_relay_set(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
                          const Cairn__RelaySet *message)
 {
-    struct cairn_request answered = cairn_session_request(shard, request);
+    struct cairn_request answered = session_request(shard, request);
     struct cairn_sentence why;
     const cairn_status status = cairn_relay_set(job, message, &why);
     if (status != CAIRN_OK)
         cairn_log_error("job %s cannot be relayed: %s", job->spec.name, why.text);
-    if (request != 0) cairn_session_answer(shard, &answered, status, &why);
+    if (request != 0) session_answer(shard, &answered, status, &why);
 }
 
-static void on_member_join(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
+static void on_member_join(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
                            const Cairn__MemberJoin *message)
 {
-    struct cairn_request answered = cairn_session_request(shard, request);
+    struct cairn_request answered = session_request(shard, request);
     struct cairn_sentence why;
     cairn_status status = cairn_member_join(job, message, &why);
     if (status == CAIRN_OK) {
-        cairn_admit_member(job, message->member, answered);
+        admit_member(job, message->member, answered);
         return;
     }
     cairn_log_warn("member %s of job %s refused: %s", message->name, job->spec.name, why.text);
-    cairn_session_answer(shard, &answered, status, &why);
+    session_answer(shard, &answered, status, &why);
 }
 
-static void on_lease_keep(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
+static void on_lease_keep(struct cairn_shard *shard, uint32_t request, struct shard_job *job,
                           const Cairn__LeaseKeep *message)
 {
-    struct cairn_request answered = cairn_session_request(shard, request);
+    struct cairn_request answered = session_request(shard, request);
     struct cairn_sentence why;
-    const cairn_status status = cairn_shard_lease_keep(job, message, &why);
-    cairn_session_answer(shard, &answered, status, &why);
+    const cairn_status status = shard_lease_keep(job, message, &why);
+    session_answer(shard, &answered, status, &why);
 }
 
 /* ---- dispatch ---- */
@@ -204,7 +203,7 @@ static uint64_t job_number(uint16_t type, const ProtobufCMessage *message)
 }
 
 static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t request,
-                           struct cairn_shard_job *job, const ProtobufCMessage *message)
+                           struct shard_job *job, const ProtobufCMessage *message)
 {
     const Cairn__Decide *decide = (const Cairn__Decide *)message;
     const Cairn__Resolve *resolve = (const Cairn__Resolve *)message;
@@ -215,7 +214,7 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         break;
     case CAIRN_MSG_MEMBER_LEAVE:
         cairn_member_leave(job, ((const Cairn__MemberLeave *)message)->member);
-        cairn_admit_left(job);
+        admit_left(job);
         break;
     case CAIRN_MSG_ROUND_OPEN: on_round_open(job, (const Cairn__RoundOpen *)message); break;
     case CAIRN_MSG_DECIDE:
@@ -223,41 +222,37 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         break;
     case CAIRN_MSG_RESOLVE:
         on_decision(job, CAIRN_STEP_RESOLVE, resolve->epoch, resolve->round, resolve->decision);
-        cairn_relay_on_resolve(job, resolve->epoch);
-        cairn_move_on_resolve(job, resolve->epoch);
+        relay_on_resolve(job, resolve->epoch);
+        move_on_resolve(job, resolve->epoch);
         break;
     case CAIRN_MSG_FENCE: on_fence(job, (const Cairn__Fence *)message); break;
     case CAIRN_MSG_RELAY_SET:
         on_relay_set(shard, request, job, (const Cairn__RelaySet *)message);
         break;
-    case CAIRN_MSG_PIN: cairn_pin_begin(job, (const Cairn__Pin *)message); break;
+    case CAIRN_MSG_PIN: pin_begin(job, (const Cairn__Pin *)message); break;
     case CAIRN_MSG_PIN_PREPARE:
         cairn_pin_prepare(job, request, (const Cairn__PinPrepare *)message);
         break;
-    case CAIRN_MSG_LACKS_GET:
-        cairn_shard_job_tell_lacks(job, (const Cairn__LacksGet *)message);
-        break;
+    case CAIRN_MSG_LACKS_GET: shard_job_tell_lacks(job, (const Cairn__LacksGet *)message); break;
     case CAIRN_MSG_PIN_FOLDER: cairn_pin_folder(job, (const Cairn__PinFolder *)message); break;
     case CAIRN_MSG_SNAPSHOT_PART_NEXT:
-        cairn_report_next(job, ((const Cairn__SnapshotPartNext *)message)->snapshot);
+        report_next(job, ((const Cairn__SnapshotPartNext *)message)->snapshot);
         break;
     case CAIRN_MSG_LEASE_KEEP:
         on_lease_keep(shard, request, job, (const Cairn__LeaseKeep *)message);
         break;
     case CAIRN_MSG_LEASE_END:
-        cairn_shard_lease_end(job, ((const Cairn__LeaseEnd *)message)->lease);
+        shard_lease_end(job, ((const Cairn__LeaseEnd *)message)->lease);
         break;
     case CAIRN_MSG_PART_PARK:
-        cairn_park_on_message(job, request, (const Cairn__PartPark *)message);
+        park_on_message(job, request, (const Cairn__PartPark *)message);
         break;
     case CAIRN_MSG_PART_UNPREPARE:
-        cairn_move_on_unprepare(job, (const Cairn__PartUnprepare *)message);
+        move_on_unprepare(job, (const Cairn__PartUnprepare *)message);
         break;
-    case CAIRN_MSG_PART_SETTLED:
-        cairn_move_on_settled(job, (const Cairn__PartSettled *)message);
-        break;
+    case CAIRN_MSG_PART_SETTLED: move_on_settled(job, (const Cairn__PartSettled *)message); break;
     case CAIRN_MSG_PART_PUBLISH:
-        cairn_move_on_publish(job, request, (const Cairn__PartPublish *)message);
+        move_on_publish(job, request, (const Cairn__PartPublish *)message);
         break;
     default: break; // the caller sends no other
     }
@@ -267,7 +262,7 @@ static void on_message_of_job(struct cairn_shard *shard, uint16_t type, uint32_t
                               const ProtobufCMessage *message)
 {
     const uint64_t number = job_number(type, message);
-    struct cairn_shard_job *job = cairn_shard_job_find(shard, number);
+    struct shard_job *job = shard_job_find(shard, number);
     if (job != NULL && job->state != CAIRN_JOB_FAULTED) {
         on_job_message(shard, type, request, job, message);
         return;
@@ -277,14 +272,14 @@ static void on_message_of_job(struct cairn_shard *shard, uint16_t type, uint32_t
                        shard->name, job == NULL ? "does not hold" : "stopped",
                        (unsigned long long)number);
     cairn_log_warn("%s ignored: %s", cairn_message_name(type), why.text);
-    struct cairn_request answered = cairn_session_request(shard, request);
-    if (request != 0) cairn_session_answer(shard, &answered, CAIRN_ERR_NOT_FOUND, &why);
+    struct cairn_request answered = session_request(shard, request);
+    if (request != 0) session_answer(shard, &answered, CAIRN_ERR_NOT_FOUND, &why);
 }
 
 static void on_error(struct cairn_shard *shard, const Cairn__Error *error)
 {
     if (error->status == CAIRN_ERR_FENCED && error->job == 0) {
-        cairn_connection_fenced(shard, error->text);
+        connection_fenced(shard, error->text);
         return;
     }
     cairn_log_warn("the coordinator says: %s (%s)", error->text,
@@ -298,43 +293,40 @@ static ProtobufCMessage *unpack(struct cairn_shard *shard, const struct cairn_fr
     ProtobufCMessage *message = NULL;
     if (type != NULL) message = cairn_message_unpack(type, frame->payload, frame->payload_bytes);
     if (message == NULL)
-        cairn_session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s of %zu bytes",
-                             cairn_message_name(frame->type), frame->payload_bytes);
+        session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s of %zu bytes",
+                       cairn_message_name(frame->type), frame->payload_bytes);
     return message;
 }
 
-void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame)
+void shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame)
 {
     ProtobufCMessage *message = unpack(shard, frame);
     if (message == NULL) return;
-    if (cairn_drain_on_message(shard, frame, message) ||
-        cairn_held_on_message(shard, frame, message)) {
+    if (drain_on_message(shard, frame, message) || held_on_message(shard, frame, message)) {
         cairn_message_free(message);
         return;
     }
     switch (frame->type) {
     case CAIRN_MSG_JOB_CREATE:
-        cairn_create_on_message(shard, frame->request, (Cairn__JobCreate *)message);
+        create_on_message(shard, frame->request, (Cairn__JobCreate *)message);
         return; // owns the message
     case CAIRN_MSG_MEMBER_TILES:
-        cairn_tiles_on_message(shard, frame->request, (Cairn__MemberTiles *)message);
+        tiles_on_message(shard, frame->request, (Cairn__MemberTiles *)message);
         return; // the same
     case CAIRN_MSG_JOB_TERMS:
-        cairn_terms_on_message(shard, frame->request, (Cairn__JobTerms *)message);
+        terms_on_message(shard, frame->request, (Cairn__JobTerms *)message);
         return; // the same
     case CAIRN_MSG_PART_PREPARE:
-        cairn_move_on_prepare(shard, frame->request, (Cairn__PartPrepare *)message);
+        move_on_prepare(shard, frame->request, (Cairn__PartPrepare *)message);
         return; // the same
     case CAIRN_MSG_PAGE:
-        cairn_arriving_on_page(shard, frame->request, (const Cairn__Page *)message);
+        arriving_on_page(shard, frame->request, (const Cairn__Page *)message);
         break;
     case CAIRN_MSG_JOB_DROP:
-        cairn_create_on_drop(shard, frame->request, (const Cairn__JobDrop *)message);
+        create_on_drop(shard, frame->request, (const Cairn__JobDrop *)message);
         break;
     case CAIRN_MSG_PROBE: on_probe(shard, frame->request); break;
-    case CAIRN_MSG_JOB_SWITCH:
-        cairn_create_on_switch(shard, (const Cairn__JobSwitch *)message);
-        break;
+    case CAIRN_MSG_JOB_SWITCH: create_on_switch(shard, (const Cairn__JobSwitch *)message); break;
     case CAIRN_MSG_JOB_SEAL:
     case CAIRN_MSG_MEMBER_JOIN:
     case CAIRN_MSG_MEMBER_LEAVE:
@@ -358,8 +350,8 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_HEARTBEAT:
     case CAIRN_MSG_DONE: break; // they only renew the lease
     default:
-        cairn_session_refuse(shard, CAIRN_ERR_PROTOCOL, "%s is not for a shard",
-                             cairn_message_name(frame->type));
+        session_refuse(shard, CAIRN_ERR_PROTOCOL, "%s is not for a shard",
+                       cairn_message_name(frame->type));
     }
     cairn_message_free(message);
 }
@@ -378,27 +370,26 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
 static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
                    cairn_status status, const char *why)
 {
-    cairn_member_note_refusal(member, header, why);
-    cairn_member_refuse(member, header, status);
+    member_note_refusal(member, header, why);
+    member_refuse(member, header, status);
 }
 
 static void on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
                     struct cairn_fabric_message *message)
 {
-    struct cairn_shard_job *job = member->job;
+    struct shard_job *job = member->job;
     struct cairn_sentence why;
     struct cairn_piece piece;
     uint32_t chunk;
-    if (cairn_relay_on_push(member, header, message)) return;
-    cairn_status status = cairn_collector_judge(&job->collector, member, header, &chunk, &piece,
-                                                &why);
+    if (relay_on_push(member, header, message)) return;
+    cairn_status status = collector_judge(&job->collector, member, header, &chunk, &piece, &why);
     if (status != CAIRN_OK) {
         refuse(member, header, status, why.text);
         cairn_fabric_drop(message);
         return;
     }
-    cairn_collector_push(&job->collector, header, chunk, &piece, message);
-    cairn_shard_job_settle(job);
+    collector_push(&job->collector, header, chunk, &piece, message);
+    shard_job_settle(job);
 }
 
 /* ---- ends of micro-batches ---- */
@@ -407,15 +398,15 @@ static void on_push(struct cairn_member *member, const struct cairn_chunk_header
 static void refuse_end(struct cairn_member *member, const struct cairn_chunk_header *header,
                        cairn_status status, const char *why)
 {
-    const struct cairn_shard_job *job = member->job;
-    cairn_member_note_refusal(member, header, why);
-    cairn_member_refuse_for(member, header, status,
-                            header->tensor != 0 ? header->tensor - 1 : job->view->table.map.shard);
+    const struct shard_job *job = member->job;
+    member_note_refusal(member, header, why);
+    member_refuse_for(member, header, status,
+                      header->tensor != 0 ? header->tensor - 1 : job->view->table.map.shard);
 }
 
 /* A micro-batch's end whose list of untouched tensors is being received. */
 struct note {
-    struct cairn_shard_job *job; /* borrowed */
+    struct shard_job *job; /* borrowed */
     struct cairn_chunk_header header;
     size_t count;
     uint32_t tensors[]; /* [count] */
@@ -426,13 +417,13 @@ struct note {
 static bool count_absent(const struct cairn_member *member, const uint32_t *tensors, size_t count,
                          uint32_t *absent_out)
 {
-    const struct cairn_shard_job *job = member->job;
+    const struct shard_job *job = member->job;
     uint64_t absent = member->untouched;
     for (size_t i = 0; i < count; i++) {
         if (tensors[i] >= job->spec.tensor_count) return false;
         if (i > 0 && tensors[i] <= tensors[i - 1]) return false;
         if (job->spec.tensors[tensors[i]].kind != CAIRN_TRAINED) return false;
-        absent += cairn_tiles_touched(member, tensors[i]);
+        absent += tiles_touched(member, tensors[i]);
     }
     *absent_out = (uint32_t)absent; // at most table.trained_count
     return true;
@@ -442,20 +433,20 @@ static void tell_micro_end(struct cairn_member *member, const struct cairn_chunk
                            const uint32_t *tensors, size_t count, uint32_t absent)
 {
     if (header->tensor != 0) { // of the shard of that index
-        cairn_relay_on_micro_end(member, header, tensors, count);
+        relay_on_micro_end(member, header, tensors, count);
         return;
     }
-    struct cairn_step_event event = cairn_step_event_of(header);
+    struct step_event event = step_event_of(header);
     event.absent = absent;
-    cairn_own_step(member->job, &event);
+    own_step(member->job, &event);
 }
 
 static void on_note(void *arg, cairn_status status)
 {
     struct note *note = arg;
-    struct cairn_shard_job *job = note->job;
+    struct shard_job *job = note->job;
     const struct cairn_chunk_header *header = &note->header;
-    struct cairn_member *member = cairn_member_find(job, header->member);
+    struct cairn_member *member = member_find(job, header->member);
     if (member != NULL && member->notes > 0) member->notes--;
     if (status == CAIRN_OK && member != NULL && job->state == CAIRN_JOB_SERVING) {
         uint32_t absent;
@@ -468,8 +459,8 @@ static void on_note(void *arg, cairn_status status)
             tell_micro_end(member, header, note->tensors, note->count, absent);
     }
     free(note);
-    cairn_shard_job_settle(job);
-    cairn_shard_job_idle(job);
+    shard_job_settle(job);
+    shard_job_idle(job);
 }
 
 static void receive_note(struct cairn_member *member, const struct cairn_chunk_header *header,
@@ -494,7 +485,7 @@ static void receive_note(struct cairn_member *member, const struct cairn_chunk_h
         return;
     }
     member->notes++;
-    cairn_shard_job_busy(member->job);
+    shard_job_busy(member->job);
 }
 
 static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
@@ -515,11 +506,11 @@ static void on_micro_end(struct cairn_member *member, const struct cairn_chunk_h
 static void on_commit(struct cairn_member *member, const struct cairn_chunk_header *header)
 {
     if (header->tensor != 0) {
-        cairn_relay_on_commit(member, header);
+        relay_on_commit(member, header);
         return;
     }
-    const struct cairn_step_event event = cairn_step_event_of(header);
-    cairn_own_step(member->job, &event);
+    const struct step_event event = step_event_of(header);
+    own_step(member->job, &event);
 }
 
 /* ---- all messages ---- */
@@ -530,7 +521,7 @@ static void on_round_message(struct cairn_member *member, const struct cairn_chu
     if (member->role != CAIRN_ROLE_WIRE_WORKER) {
         refuse(member, header, CAIRN_ERR_REFUSED, "a reader only fetches");
     } else if (header->kind == CAIRN_CHUNK_PUT) {
-        cairn_put_on_message(member, header, message);
+        put_on_message(member, header, message);
         return;
     } else if (member->job->state != CAIRN_JOB_SERVING) {
         refuse(member, header, CAIRN_ERR_NOT_READY, "the job is not ready");
@@ -550,7 +541,7 @@ static void on_round_message(struct cairn_member *member, const struct cairn_chu
 static bool is_of_another(const struct cairn_member *member,
                           const struct cairn_chunk_header *header)
 {
-    return !cairn_fetch_is_here(member, header) &&
+    return !fetch_is_here(member, header) &&
            cairn_layout_find(member->job->view->layout, header->tensor, header->first_leaf) != NULL;
 }
 
@@ -558,11 +549,11 @@ static void on_member_message(struct cairn_member *member, const struct cairn_ch
                               struct cairn_fabric_message *message)
 {
     if (header->kind == CAIRN_CHUNK_HELLO) {
-        cairn_member_hello(member, header->request);
+        member_hello(member, header->request);
         cairn_fabric_drop(message);
         return;
     }
-    cairn_member_heard(member);
+    member_heard(member);
     switch (header->kind) {
     case CAIRN_CHUNK_PUSH:
     case CAIRN_CHUNK_PUT:
@@ -570,9 +561,9 @@ static void on_member_message(struct cairn_member *member, const struct cairn_ch
     case CAIRN_CHUNK_COMMIT: on_round_message(member, header, message); return;
     case CAIRN_CHUNK_FETCH:
         if (is_of_another(member, header))
-            cairn_relay_fetch(member, header, message);
+            relay_fetch(member, header, message);
         else
-            cairn_fetch_on_message(member, header, message);
+            fetch_on_message(member, header, message);
         return;
     default: refuse(member, header, CAIRN_ERR_PROTOCOL, "it is not for a shard");
     }
@@ -583,33 +574,33 @@ static void on_member_message(struct cairn_member *member, const struct cairn_ch
 static struct cairn_member *find_sender(struct cairn_shard *shard,
                                         const struct cairn_chunk_header *header)
 {
-    struct cairn_shard_job *job = cairn_shard_job_find(shard, header->job);
+    struct shard_job *job = shard_job_find(shard, header->job);
     if (job == NULL || job->state == CAIRN_JOB_FAULTED) return NULL;
-    struct cairn_member *member = cairn_member_find(job, header->member);
+    struct cairn_member *member = member_find(job, header->member);
     return member != NULL && member->token == header->token ? member : NULL;
 }
 
-void cairn_landing_on_message(void *arg, const void *header_bytes, size_t header_size,
-                              size_t payload_bytes, struct cairn_fabric_message *message)
+void landing_on_message(void *arg, const void *header_bytes, size_t header_size,
+                        size_t payload_bytes, struct cairn_fabric_message *message)
 {
     struct cairn_shard *shard = arg;
     struct cairn_chunk_header header;
     cairn_status status = cairn_chunk_decode(header_bytes, header_size, payload_bytes, &header);
     struct cairn_member *member = NULL;
-    if (status == CAIRN_OK && cairn_relay_on_message(shard, &header, message)) return;
-    if (status == CAIRN_OK && cairn_take_on_message(shard, &header, message)) return;
+    if (status == CAIRN_OK && relay_on_message(shard, &header, message)) return;
+    if (status == CAIRN_OK && take_on_message(shard, &header, message)) return;
     if (status == CAIRN_OK) member = find_sender(shard, &header);
     if (member == NULL) {
         shard->stats.chunks_refused++;
-        cairn_log_limited(&shard->strangers, CAIRN_LOG_WARN,
-                          "dropped a message of %zu + %zu bytes: %s", header_size, payload_bytes,
-                          status == CAIRN_OK ? "no member has that job, session and token"
-                                             : cairn_status_text((int)status));
+        log_limited(&shard->strangers, CAIRN_LOG_WARN, "dropped a message of %zu + %zu bytes: %s",
+                    header_size, payload_bytes,
+                    status == CAIRN_OK ? "no member has that job, session and token"
+                                       : cairn_status_text((int)status));
         cairn_fabric_drop(message);
         return;
     }
-    struct cairn_shard_job *job = member->job;
-    cairn_shard_job_busy(job);
+    struct shard_job *job = member->job;
+    shard_job_busy(job);
     on_member_message(member, &header, message);
-    cairn_shard_job_idle(job);
+    shard_job_idle(job);
 }

@@ -18,14 +18,12 @@
 enum { CAIRN_CREATE_SPEC, CAIRN_CREATE_LAYOUT }; /* what of a JobCreate comes in pages */
 
 /* Owns the message. */
-void cairn_create_on_message(struct cairn_shard *shard, uint32_t request,
-                             Cairn__JobCreate *message);
-void cairn_create_on_switch(struct cairn_shard *shard, const Cairn__JobSwitch *message);
-void cairn_create_on_drop(struct cairn_shard *shard, uint32_t request,
-                          const Cairn__JobDrop *message);
+void create_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobCreate *message);
+void create_on_switch(struct cairn_shard *shard, const Cairn__JobSwitch *message);
+void create_on_drop(struct cairn_shard *shard, uint32_t request, const Cairn__JobDrop *message);
 /* Memory, or what was held of a job, was given back: creates that waited for it go on, if nothing more is on
  * its way back. */
-void cairn_create_on_memory_back(struct cairn_shard *shard);
+void create_on_memory_back(struct cairn_shard *shard);
 
 /* ==== held ==== */
 
@@ -34,55 +32,52 @@ void cairn_create_on_memory_back(struct cairn_shard *shard);
 /* Counts the parts that are held. If there are none, any coordinator is obeyed. */
 size_t cairn_held_count(const struct cairn_shard *shard);
 /* The part of that generation, faulted ones too; NULL: there is none, or it leaves. */
-struct cairn_shard_job *cairn_held_find(struct cairn_shard *shard, uint64_t number,
-                                        uint64_t generation);
+struct shard_job *held_find(struct cairn_shard *shard, uint64_t number, uint64_t generation);
 /* Fills Hello's list, of at most CAIRN_SHARD_JOBS_MAX; returns how many. */
 size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, bool full);
 /* A coordinator says who it is: notes whether it is obeyed. */
-void cairn_held_judge(struct cairn_shard *shard, const char *cluster);
+void held_judge(struct cairn_shard *shard, const char *cluster);
 /* The keys that a coordinator trusts; NULL: it tells of none. They are kept if that one is obeyed, for who
  * adopts what is held. */
-void cairn_held_keys(struct cairn_shard *shard, const Cairn__Keys *keys);
-void cairn_held_keys_release(struct cairn_shard *shard);
+void held_keys(struct cairn_shard *shard, const Cairn__Keys *keys);
+void held_keys_release(struct cairn_shard *shard);
 /* Handles the messages that a coordinator may send even if it is not obeyed, and refuses all others
  * of such a coordinator. False: the message is left to the caller. */
-bool cairn_held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
-                           const ProtobufCMessage *message);
+bool held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+                     const ProtobufCMessage *message);
 
 /* ==== members ==== */
 
 /* Members join, connect, are lost and leave. Loop thread. */
 
 /* Adds or replaces a member and begins to connect. */
-CAIRN_MUST_CHECK cairn_status cairn_member_join(struct cairn_shard_job *job,
+CAIRN_MUST_CHECK cairn_status cairn_member_join(struct shard_job *job,
                                                 const Cairn__MemberJoin *message,
                                                 struct cairn_sentence *why);
-void cairn_member_leave(struct cairn_shard_job *job, uint64_t number);
+void cairn_member_leave(struct shard_job *job, uint64_t number);
 /* Removes the members that the coordinator has not named in this session: they left while it was
  * away. */
-void cairn_members_forget_untold(struct cairn_shard_job *job);
-void cairn_members_release(struct cairn_shard_job *job);
+void members_forget_untold(struct shard_job *job);
+void members_release(struct shard_job *job);
 /* A message of the member came: connects the member if it is not connected. */
-void cairn_member_heard(struct cairn_member *member);
+void member_heard(struct cairn_member *member);
 
 /* The member's HELLO, of its connection of that number: the member is heard, and greeted. The core is told
  * even of a member that was connected: it may have lost a GRANT. */
-void cairn_member_hello(struct cairn_member *member, uint64_t connection);
+void member_hello(struct cairn_member *member, uint64_t connection);
 
 /* ==== own ==== */
 
 /* The collector of the own part, and what its core asks for. Loop thread. */
 
-struct cairn_shard_job;
+struct shard_job;
 
-CAIRN_MUST_CHECK cairn_status cairn_own_open(struct cairn_shard_job *job,
-                                             const struct cairn_step_config *config,
-                                             const Cairn__JobCreate *message,
-                                             struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status own_open(struct shard_job *job, const struct step_config *config,
+                                       const Cairn__JobCreate *message, struct cairn_sentence *why);
 /* Tells the core and does its actions, and what follows from them. Not while it does them. */
-void cairn_own_step(struct cairn_shard_job *job, const struct cairn_step_event *event);
+void own_step(struct shard_job *job, const struct step_event *event);
 /* shard->up->settle */
-void cairn_own_settle(struct cairn_shard_job *job);
+void own_settle(struct shard_job *job);
 
 /* ==== open ==== */
 
@@ -95,108 +90,103 @@ struct cairn_shard;
 /* Makes a job, which the shard does not know yet, from a create whose spec and layout are complete.
  * Any thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED:
  * the spec or the layout is wrong; CAIRN_ERR_NO_MEMORY. */
-struct cairn_shard_draft;
+struct shard_draft;
 
 /* A layout of the job's tensors off the wire, which is the caller's. CAIRN_ERR_MALFORMED,
  * CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_job_layout(const struct cairn_shard_job *job,
-                                                     const struct cairn_paged *bytes,
-                                                     struct cairn_layout **layout_out,
-                                                     struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status shard_job_layout(const struct shard_job *job,
+                                               const struct cairn_paged *bytes,
+                                               struct cairn_layout **layout_out,
+                                               struct cairn_sentence *why);
 /* Is there so much of the device's memory, and staging for its streams beside it? CAIRN_ERR_NO_MEMORY, with
  * the numbers, of which host_bytes is one; CAIRN_ERR_IO: the device failed. Without a device: 0 bytes. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_job_judge_device(const struct cairn_shard_job *job,
-                                                           uint64_t device_bytes,
-                                                           uint64_t host_bytes,
-                                                           struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status shard_job_judge_device(const struct shard_job *job,
+                                                     uint64_t device_bytes, uint64_t host_bytes,
+                                                     struct cairn_sentence *why);
 /* The bytes that the job takes of the device, with the bytes that no element uses. `all` counts
  * every published copy that is to be there, else only those that are. */
-uint64_t cairn_shard_job_device_bytes(const struct cairn_shard_job *job, bool all);
+uint64_t shard_job_device_bytes(const struct shard_job *job, bool all);
 /* Folds that keep all homes at work that a part of this map has chunks in. */
-uint32_t cairn_shard_job_folds_wanted(const struct cairn_shard_job *job,
-                                      const struct cairn_shard_map *map, uint64_t host_from);
+uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct cairn_shard_map *map,
+                                uint64_t host_from);
 /* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
-void cairn_shard_job_leave(struct cairn_shard_job *job);
+void shard_job_leave(struct shard_job *job);
 /* Frees it whatever is in flight: the fabric and the pools are closed. */
-void cairn_shard_job_free(struct cairn_shard_job *job);
+void shard_job_free(struct shard_job *job);
 
 /* Of shard->up: `unused` frees a job that is LEAVING; `fault`. */
-void cairn_shard_job_unused(struct cairn_shard_job *job);
-void cairn_shard_job_stop(struct cairn_shard_job *job, const char *why);
+void shard_job_unused(struct shard_job *job);
+void shard_job_stop(struct shard_job *job, const char *why);
 
 /* ==== switch ==== */
 
 /* The layout in force changes: a job goes on in another view (collect.h), in place.
  *
- *   a fresh job      cairn_shard_view_open ─► need: taken by the caller ─► _number
- *   another layout   cairn_shard_view_next ─► what comes is taken (cairn_shard_view_reserve) and filled by
- *                    the caller ─► cairn_shard_job_switch
+ *   a fresh job      shard_view_open ─► need: taken by the caller ─► _number
+ *   another layout   shard_view_next ─► what comes is taken (shard_view_reserve) and filled by
+ *                    the caller ─► shard_job_switch
  *
  * State that stays keeps its place in the planes, and is not touched. Loop thread. */
 
 /* A view of `layout`, which is closed if there is none, as shard `index` of it; its chunks have no numbers
- * yet. *need_out: what a job of that view takes. `member_max`: as of cairn_need_of. CAIRN_ERR_INVALID,
+ * yet. *need_out: what a job of that view takes. `member_max`: as of need_of. CAIRN_ERR_INVALID,
  * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: with `why`. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_view_open(const struct cairn_shard_job *job,
-                                                    struct cairn_layout *layout, uint32_t index,
-                                                    uint32_t member_max,
-                                                    struct cairn_shard_view **view_out,
-                                                    struct cairn_need *need_out,
-                                                    struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status shard_view_open(const struct shard_job *job,
+                                              struct cairn_layout *layout, uint32_t index,
+                                              uint32_t member_max, struct shard_view **view_out,
+                                              struct cairn_need *need_out,
+                                              struct cairn_sentence *why);
 /* Numbers its chunks: memory as large as the job's shapes say, so what it takes is admitted before. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_view_number(struct cairn_shard_view *view,
-                                                      const struct cairn_job_spec_data *spec,
-                                                      struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status shard_view_number(struct shard_view *view,
+                                                const struct cairn_job_spec_data *spec,
+                                                struct cairn_sentence *why);
 
 /* Gives the view of a job with state on a device its places there, and takes memory for what `before` (NULL:
  * nothing was) has not. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_view_place(struct cairn_shard_job *job,
-                                                     struct cairn_shard_view *view,
-                                                     const struct cairn_shard_view *before,
-                                                     struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status shard_view_place(struct shard_job *job, struct shard_view *view,
+                                               const struct shard_view *before,
+                                               struct cairn_sentence *why);
 
 /* Makes a whole view of another layout, and reserves addresses for the extents that come with it;
- * on a device it takes their memory too, which cairn_shard_views_keep gives back if the view does
+ * on a device it takes their memory too, which shard_views_keep gives back if the view does
  * not come into force. `layout` is closed if no view is made. `before`: the view whose places the
  * extents that it has too keep: the view in force, or the one before that while its state is still
  * here. A new extent lies where neither of these views has anything. So does a part of a blob that
  * does not begin with the blob; the caller copies it (move_private.h). CAIRN_ERR_INVALID: an extent
  * that is only partly in `before`; CAIRN_ERR_UNSUPPORTED: state in both homes; CAIRN_ERR_NO_MEMORY:
  * with `why`. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_view_next(struct cairn_shard_job *job,
-                                                    struct cairn_layout *layout, uint32_t index,
-                                                    const struct cairn_shard_view *before,
-                                                    struct cairn_shard_view **view_out,
-                                                    struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status shard_view_next(struct shard_job *job, struct cairn_layout *layout,
+                                              uint32_t index, const struct shard_view *before,
+                                              struct shard_view **view_out,
+                                              struct cairn_sentence *why);
 /* Nothing works on sums, planes or published copies, or is on its way to them, and nothing will before a
  * round opens. */
-bool cairn_shard_job_rests(const struct cairn_shard_job *job);
+bool shard_job_rests(const struct shard_job *job);
 /* Makes the job go on in that view, which it counts. On CAIRN_ERR_BUSY (it does not rest) and
  * CAIRN_ERR_NO_MEMORY it goes on as it was. Its relays end. If the view needs more published copies
  * and tables (view->published_bytes, table_bytes), the caller has taken them from the budget
  * before, together with the incoming state; if it needs less, the difference goes back here. Pages
- * of outgoing state stay: cairn_shard_view_give. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_job_switch(struct cairn_shard_job *job,
-                                                     struct cairn_shard_view *view,
-                                                     struct cairn_sentence *why);
+ * of outgoing state stay: shard_view_give. */
+CAIRN_MUST_CHECK cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view,
+                                               struct cairn_sentence *why);
 
 /* ==== update ==== */
 
 /* The arithmetic of a round behind its folds: reduce, update, first publish. Loop thread. */
 
 /* The work that the core asks for. */
-void cairn_pass_zero(struct cairn_shard_job *job, uint32_t chunk);
-void cairn_pass_reduce(struct cairn_shard_job *job);
-void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision *decision);
+void pass_zero(struct shard_job *job, uint32_t chunk);
+void pass_reduce(struct shard_job *job);
+void pass_update(struct shard_job *job, const struct cairn_decision *decision);
 /* Sends out of a published copy have ended: an update that waits for them may begin. */
-void cairn_pass_copies_ended(struct cairn_shard_job *job);
+void pass_copies_ended(struct shard_job *job);
 /* SEALING: publishes param as `generation, step of the core`, then SERVING. */
-void cairn_pass_seal(struct cairn_shard_job *job);
+void pass_seal(struct shard_job *job);
 /* The newest version is written once more, by the view in force; `done` follows, unless the job is stopped or
  * leaves. CAIRN_ERR_BUSY: a version is being made. */
-CAIRN_MUST_CHECK cairn_status cairn_pass_republish(struct cairn_shard_job *job,
-                                                   void (*done)(struct cairn_shard_job *job),
-                                                   struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status pass_republish(struct shard_job *job,
+                                             void (*done)(struct shard_job *job),
+                                             struct cairn_sentence *why);
 
 /* ==== report ==== */
 
@@ -209,40 +199,38 @@ CAIRN_MUST_CHECK cairn_status cairn_pass_republish(struct cairn_shard_job *job,
 struct cairn_report;
 
 /* NULL: no memory. */
-struct cairn_report *cairn_report_new(struct cairn_shard_job *job, uint64_t snapshot);
-void cairn_report_free(struct cairn_report *report); /* NULL is fine */
+struct cairn_report *report_new(struct shard_job *job, uint64_t snapshot);
+void report_free(struct cairn_report *report); /* NULL is fine */
 
 /* ---- any thread, one at a time ---- */
 /* Adds the digests of the leaves of a plane that were pushed to the tree. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_report_add_tree(struct cairn_report *report, uint32_t tensor,
-                                                    enum cairn_plane plane,
-                                                    const struct cairn_tree *tree,
-                                                    struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status report_add_tree(struct cairn_report *report, uint32_t tensor,
+                                              enum cairn_plane plane, const struct cairn_tree *tree,
+                                              struct cairn_sentence *why);
 /* Hashes so many leaves, whose elements stand dense at `plane`, by a work of `works`, and pushes
- * their hashes to the tree, whose next leaves they are. Returns as cairn_works_run. */
+ * their hashes to the tree, whose next leaves they are. Returns as works_run. */
 #define CAIRN_REPORT_LEAVES ((uint64_t)1024) /* at most */
-CAIRN_MUST_CHECK cairn_status cairn_report_leaves(struct cairn_works *works, const void *plane,
-                                                  cairn_dtype dtype,
-                                                  const struct cairn_geometry *geometry,
-                                                  uint64_t leaves, struct cairn_tree *tree,
-                                                  struct cairn_sentence *why);
-CAIRN_MUST_CHECK cairn_status cairn_report_add_file(struct cairn_report *report, const char *path,
-                                                    uint64_t bytes, uint8_t *sums,
-                                                    struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status report_leaves(struct works *works, const void *plane,
+                                            cairn_dtype dtype,
+                                            const struct cairn_geometry *geometry, uint64_t leaves,
+                                            struct cairn_tree *tree, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status report_add_file(struct cairn_report *report, const char *path,
+                                              uint64_t bytes, uint8_t *sums,
+                                              struct cairn_sentence *why);
 /* "model/shard-...", in the order in which they were added; NULL behind the last. */
 const char *cairn_report_file(const struct cairn_report *report, size_t i);
 
 /* ---- the loop's thread ---- */
 /* The payload of the last decision, which goes with it. */
-CAIRN_MUST_CHECK cairn_status cairn_report_keep_payload(struct cairn_report *report,
-                                                        struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status report_keep_payload(struct cairn_report *report,
+                                                  struct cairn_sentence *why);
 /* Sends it, of this version, or that it failed; takes it over. */
-void cairn_report_send(struct cairn_report *report, struct cairn_version version,
-                       cairn_status status, const struct cairn_sentence *why);
+void report_send(struct cairn_report *report, struct cairn_version version, cairn_status status,
+                 const struct cairn_sentence *why);
 /* The coordinator has taken the last batch. */
-void cairn_report_next(struct cairn_shard_job *job, uint64_t snapshot);
+void report_next(struct shard_job *job, uint64_t snapshot);
 /* Nobody waits for them any more: the job leaves, the session ended, or another one is asked for. */
-void cairn_reports_drop(struct cairn_shard_job *job);
+void reports_drop(struct shard_job *job);
 
 /* ==== extend ==== */
 
@@ -252,8 +240,7 @@ void cairn_reports_drop(struct cairn_shard_job *job);
 /* LOADING: copies what `from`, which serves, has of the job's tensors, and makes the rest. CAIRN_ERR_INVALID:
  * a tensor stands elsewhere than it did, or is new and has no initializer. CAIRN_ERR_NOT_READY: `from` is not
  * at the job's step, or (the job's load ends so) changed meanwhile. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_extend_begin(struct cairn_shard_job *job,
-                                                 struct cairn_shard_job *from,
-                                                 struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status extend_begin(struct shard_job *job, struct shard_job *from,
+                                           struct cairn_sentence *why);
 
 #endif

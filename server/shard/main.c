@@ -21,7 +21,7 @@ struct values {
     char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host, *fabric_transports,
         *fabric_one_sided, *fabric_device_memory;
     bool insecure_network;
-    struct cairn_log_options log;
+    struct log_options log;
 };
 
 static const struct cairn_option options[] = {
@@ -94,8 +94,8 @@ static const struct cairn_option options[] = {
 
 struct program {
     struct values values;
-    struct cairn_daemon daemon;
-    struct cairn_addresses addresses;
+    struct daemon daemon;
+    struct addresses addresses;
     struct cairn_shard *shard; /* NULL: not open yet, or being closed */
     int exit_code;
     char coordinator[CAIRN_ADDRESS_TEXT_BYTES]; /* where it is looked for, if none is named */
@@ -104,7 +104,7 @@ struct program {
 static void on_closed(void *context)
 {
     struct program *program = context;
-    cairn_daemon_stop(&program->daemon, program->exit_code);
+    daemon_stop(&program->daemon, program->exit_code);
 }
 
 /* The process leaves the cluster, and then ends with that code. */
@@ -113,19 +113,19 @@ static void end_shard(struct program *program, int exit_code)
     struct cairn_shard *shard = program->shard;
     program->shard = NULL;
     program->exit_code = exit_code;
-    cairn_shard_close(shard, on_closed, program);
+    shard_close(shard, on_closed, program);
 }
 
-static void on_stop(struct cairn_daemon *daemon, void *context)
+static void on_stop(struct daemon *daemon, void *context)
 {
     struct program *program = context;
-    cairn_addresses_close(&program->addresses);
+    addresses_close(&program->addresses);
     if (program->shard == NULL) {
-        cairn_daemon_stop(daemon, 0);
+        daemon_stop(daemon, 0);
         return;
     }
     if (strcmp(program->values.on_sigterm, "drain") == 0)
-        cairn_shard_drain(program->shard, (uint32_t)program->values.drain_seconds);
+        shard_drain(program->shard, (uint32_t)program->values.drain_seconds);
     else
         end_shard(program, 0);
 }
@@ -141,7 +141,7 @@ static void on_ready(struct cairn_shard *shard, void *context)
     (void)shard;
     struct program *program = context;
     struct cairn_sentence why;
-    const cairn_status status = cairn_daemon_ready(&program->daemon, program->values.name, &why);
+    const cairn_status status = daemon_ready(&program->daemon, program->values.name, &why);
     if (status == CAIRN_OK) return;
     cairn_log_error("cannot start: %s", why.text);
     end_shard(program, cairn_status_exit((int)status));
@@ -227,7 +227,7 @@ static uint32_t default_threads(void)
 static uint64_t default_memory(void)
 {
     struct cairn_headroom headroom;
-    if (cairn_headroom_read("", &headroom, NULL) != CAIRN_OK) return (uint64_t)1 << 30;
+    if (headroom_read("", &headroom, NULL) != CAIRN_OK) return (uint64_t)1 << 30;
     return headroom.most_bytes / 5 * 4;
 }
 
@@ -276,7 +276,7 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "shard.on_sigterm = %s: exit or drain is allowed",
                           values->on_sigterm);
     }
-    if (!cairn_device_backend_ok(values->backend)) {
+    if (!device_backend_ok(values->backend)) {
         return cairn_fail(why, CAIRN_ERR_CONFIG,
                           "compute.backend = %s: host, cuda or auto is allowed", values->backend);
     }
@@ -301,7 +301,7 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
                           "fabric.host = %s: at most %d visible characters are allowed",
                           values->fabric_host, CAIRN_FABRIC_HOST_BYTES - 1);
     }
-    cairn_status status = cairn_log_judge(&values->log, why);
+    cairn_status status = log_judge(&values->log, why);
     if (status == CAIRN_OK) status = judge_name(values->name, why);
     if (status == CAIRN_OK) status = judge_devices(values, why);
     if (status == CAIRN_OK) status = judge_ports(values->fabric_port_range, why);
@@ -313,8 +313,7 @@ static cairn_status judge_now(const void *of_daemon, struct cairn_sentence *why)
 {
     const struct values *values = of_daemon;
     char absent[CAIRN_PLACE_DEVICES_BYTES];
-    if (!is_far(values) || !cairn_addresses_find_absent(values->fabric_device, absent))
-        return CAIRN_OK;
+    if (!is_far(values) || !addresses_find_absent(values->fabric_device, absent)) return CAIRN_OK;
     return cairn_fail(
         why, CAIRN_ERR_CONFIG,
         "fabric.device = %s: this host has no device %s now, for which a shard that is "
@@ -348,7 +347,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
     enum cairn_device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
     (void)cairn_one_sided_parse(values->fabric_one_sided, &one_sided); // were judged
     (void)cairn_device_memory_parse(values->fabric_device_memory, &device_memory);
-    const struct cairn_shard_options shard_options = {
+    const struct shard_options shard_options = {
         .name = values->name,
         .coordinator = find_coordinator(program),
         .import_folders = values->import_folders,
@@ -375,7 +374,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
         .context = program,
         .build = CAIRN_BUILD,
     };
-    return cairn_shard_open(&program->daemon.loop, &shard_options, &program->shard, why);
+    return shard_open(&program->daemon.loop, &shard_options, &program->shard, why);
 }
 
 static void on_addresses(void *context)
@@ -385,13 +384,13 @@ static void on_addresses(void *context)
     const cairn_status status = open_shard(program, &why);
     if (status == CAIRN_OK) return;
     program->shard = NULL;
-    cairn_daemon_fail(&program->daemon, status, &why);
+    daemon_fail(&program->daemon, status, &why);
 }
 
 int main(int argc, char **argv)
 {
     static struct program program;
-    const struct cairn_daemon_spec spec = {
+    const struct daemon_spec spec = {
         .name = "cairn-shard",
         .purpose = "Holds a part of every job's state, and updates it.",
         .build = CAIRN_BUILD,
@@ -404,10 +403,10 @@ int main(int argc, char **argv)
         .context = &program,
     };
     int exit_code;
-    if (!cairn_daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
-    cairn_daemon_log(&program.daemon, program.values.name, &program.values.log);
-    cairn_addresses_await(&program.addresses, &program.daemon.loop,
-                          is_far(&program.values) ? program.values.fabric_device : "", on_addresses,
-                          &program);
-    return cairn_daemon_run(&program.daemon);
+    if (!daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
+    daemon_log(&program.daemon, program.values.name, &program.values.log);
+    addresses_await(&program.addresses, &program.daemon.loop,
+                    is_far(&program.values) ? program.values.fabric_device : "", on_addresses,
+                    &program);
+    return daemon_run(&program.daemon);
 }

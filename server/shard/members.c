@@ -26,12 +26,11 @@
 
 /* ---- connections ---- */
 
-static void tell_core(struct cairn_member *member, enum cairn_step_event_kind kind)
+static void tell_core(struct cairn_member *member, enum step_event_kind kind)
 {
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return;
-    cairn_own_step(member->job,
-                   &(struct cairn_step_event) { .kind = kind, .member = member->number });
-    cairn_relay_on_peer(member, kind);
+    own_step(member->job, &(struct step_event) { .kind = kind, .member = member->number });
+    relay_on_peer(member, kind);
 }
 
 static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
@@ -39,9 +38,9 @@ static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
 static void greet(struct cairn_member *member)
 {
     struct cairn_chunk_header hello = { .kind = CAIRN_CHUNK_HELLO,
-                                        .request = cairn_member_way(member),
+                                        .request = member_way(member),
                                         .value = CAIRN_CHUNK_UNSUMMED };
-    cairn_member_send(member, &hello);
+    member_send(member, &hello);
 }
 
 static void say_unreachable(struct cairn_member *member, cairn_status status)
@@ -49,7 +48,7 @@ static void say_unreachable(struct cairn_member *member, cairn_status status)
     char here[CAIRN_PLACE_BYTES], there[CAIRN_PLACE_BYTES];
     size_t bytes;
     if (status == CAIRN_ERR_NO_MEMORY) {
-        cairn_log_limited(
+        log_limited(
             &member->refusals, CAIRN_LOG_WARN,
             "no memory to connect to %s of job %s: raise the limits of this process (ulimit "
             "-v, memory.max, vm.max_map_count); tried again when it speaks",
@@ -60,14 +59,14 @@ static void say_unreachable(struct cairn_member *member, cairn_status status)
     cairn_fabric_address_print_places(address, bytes, here);
     cairn_fabric_address_print_places(member->address, member->address_bytes, there);
     const bool is_networked = here[0] != '\0' && there[0] != '\0';
-    cairn_log_limited(&member->refusals, CAIRN_LOG_WARN,
-                      "cannot reach %s of job %s, from here (%s) to it (%s): %s; if it runs, %s "
-                      "set fabric.device here and CAIRN_FABRIC_DEVICE there to devices of one "
-                      "network",
-                      member->name, member->job->spec.name, here[0] != '\0' ? here : "no network",
-                      there[0] != '\0' ? there : "no network", cairn_status_text((int)status),
-                      is_networked ? "look for a firewall on the way, in both directions, or"
-                                   : "and is on another host,");
+    log_limited(&member->refusals, CAIRN_LOG_WARN,
+                "cannot reach %s of job %s, from here (%s) to it (%s): %s; if it runs, %s "
+                "set fabric.device here and CAIRN_FABRIC_DEVICE there to devices of one "
+                "network",
+                member->name, member->job->spec.name, here[0] != '\0' ? here : "no network",
+                there[0] != '\0' ? there : "no network", cairn_status_text((int)status),
+                is_networked ? "look for a firewall on the way, in both directions, or"
+                             : "and is on another host,");
 }
 
 static void connect_member(struct cairn_member *member)
@@ -83,7 +82,7 @@ static void connect_member(struct cairn_member *member)
         say_unreachable(member, status);
         return;
     }
-    cairn_published_show(member);
+    published_show(member);
 }
 
 /* A new endpoint to a member that was heard: what was sent on the one before may be lost. */
@@ -109,7 +108,7 @@ static void member_down(struct cairn_member *member)
 static void on_again(uv_timer_t *timer)
 {
     const struct cairn_shard *shard = timer->data;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         for (size_t i = 0; i < job->members.capacity; i++) {
             struct cairn_member *member = job->members.list[i];
             if (member == NULL || !member->again) continue;
@@ -134,7 +133,7 @@ static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
     if (!uv_is_active((uv_handle_t *)timer)) uv_timer_start(timer, on_again, AGAIN_MS, 0);
 }
 
-void cairn_member_heard(struct cairn_member *member)
+void member_heard(struct cairn_member *member)
 {
     if (member->peer != NULL) {
         member->heard = true;
@@ -144,11 +143,11 @@ void cairn_member_heard(struct cairn_member *member)
     member->heard = member->peer != NULL;
 }
 
-void cairn_member_hello(struct cairn_member *member, uint64_t connection)
+void member_hello(struct cairn_member *member, uint64_t connection)
 {
     const bool connected = member->peer != NULL;
     if (connection > member->connection) member->connection = (uint32_t)connection;
-    cairn_member_heard(member);
+    member_heard(member);
     if (!connected) return; // it was greeted and told of by the connection that was made
     greet(member);
     tell_core(member, CAIRN_STEP_PEER_UP);
@@ -158,13 +157,13 @@ void cairn_member_hello(struct cairn_member *member, uint64_t connection)
 
 static void member_free(struct cairn_member *member)
 {
-    cairn_tiles_forget(member);
-    cairn_reply_forget(member);
+    tiles_forget(member);
+    reply_forget(member);
     cairn_fabric_peer_close(member->peer);
     free(member);
 }
 
-static cairn_status judge_join(const struct cairn_shard_job *job, const Cairn__MemberJoin *message,
+static cairn_status judge_join(const struct shard_job *job, const Cairn__MemberJoin *message,
                                struct cairn_sentence *why)
 {
     if (message->role != CAIRN_ROLE_WIRE_WORKER && message->role != CAIRN_ROLE_WIRE_READER) {
@@ -183,9 +182,9 @@ static cairn_status judge_join(const struct cairn_shard_job *job, const Cairn__M
 
 /* A new coordinator tells again of members that never left. They keep their connections, and what is under
  * way on these goes on. */
-static bool is_here(struct cairn_shard_job *job, const Cairn__MemberJoin *message)
+static bool is_here(struct shard_job *job, const Cairn__MemberJoin *message)
 {
-    struct cairn_member *member = cairn_member_find(job, message->member);
+    struct cairn_member *member = member_find(job, message->member);
     const bool same = member != NULL && member->peer != NULL && member->token == message->token &&
                       member->rank == message->rank && member->role == message->role &&
                       member->address_bytes == message->fabric_address.len &&
@@ -195,7 +194,7 @@ static bool is_here(struct cairn_shard_job *job, const Cairn__MemberJoin *messag
     return same;
 }
 
-cairn_status cairn_member_join(struct cairn_shard_job *job, const Cairn__MemberJoin *message,
+cairn_status cairn_member_join(struct shard_job *job, const Cairn__MemberJoin *message,
                                struct cairn_sentence *why)
 {
     cairn_status status = judge_join(job, message, why);
@@ -203,17 +202,17 @@ cairn_status cairn_member_join(struct cairn_shard_job *job, const Cairn__MemberJ
     if (is_here(job, message)) return CAIRN_OK;
     const size_t bytes = message->fabric_address.len;
     struct cairn_member *member = calloc(1, sizeof *member + bytes);
-    if (member == NULL || cairn_members_make_room(job) != CAIRN_OK) {
+    if (member == NULL || members_make_room(job) != CAIRN_OK) {
         free(member);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a member");
     }
     member->job = job;
     member->tiles_hash = CAIRN_TABLE_HASH_WHOLE;
-    struct cairn_member *before = cairn_member_find(job, message->member);
+    struct cairn_member *before = member_find(job, message->member);
     member->bytes.steps = job->bytes.steps;
     if (before != NULL) {
-        cairn_tiles_move(before, member);
-        if (before->role == message->role) cairn_reply_move(before, member);
+        tiles_move(before, member);
+        if (before->role == message->role) reply_move(before, member);
         member->bytes = before->bytes;
     }
     cairn_member_leave(job, message->member); // it is replaced
@@ -226,7 +225,7 @@ cairn_status cairn_member_join(struct cairn_shard_job *job, const Cairn__MemberJ
     snprintf(member->name, sizeof member->name, "%s", message->name);
     member->address_bytes = bytes;
     if (bytes > 0) memcpy(member->address, message->fabric_address.data, bytes);
-    cairn_members_add(job, member);
+    members_add(job, member);
     connect_member(member);
     if (member->peer != NULL) tell_core(member, CAIRN_STEP_PEER_UP);
     cairn_log_info("%s %s (rank %u) joined job %s", cairn_role_name(member->role), member->name,
@@ -234,18 +233,18 @@ cairn_status cairn_member_join(struct cairn_shard_job *job, const Cairn__MemberJ
     return CAIRN_OK;
 }
 
-void cairn_member_leave(struct cairn_shard_job *job, uint64_t number)
+void cairn_member_leave(struct shard_job *job, uint64_t number)
 {
-    struct cairn_member *member = cairn_member_find(job, number);
+    struct cairn_member *member = member_find(job, number);
     if (member == NULL) return;
     cairn_log_info("%s left job %s", member->name, job->spec.name);
-    if (cairn_relay_of(job) != NULL) cairn_relay_fetch_forget(cairn_relay_of(job), number);
+    if (cairn_relay_of(job) != NULL) relay_fetch_forget(cairn_relay_of(job), number);
     member_down(member);
-    cairn_members_take_out(job, member);
+    members_take_out(job, member);
     member_free(member);
 }
 
-void cairn_members_forget_untold(struct cairn_shard_job *job)
+void members_forget_untold(struct shard_job *job)
 {
     size_t i = 0;
     while (i < job->members.capacity) {
@@ -257,10 +256,10 @@ void cairn_members_forget_untold(struct cairn_shard_job *job)
         cairn_member_leave(job, member->number);
         i = 0; // those behind it moved up
     }
-    cairn_admit_left(job);
+    admit_left(job);
 }
 
-void cairn_members_release(struct cairn_shard_job *job)
+void members_release(struct shard_job *job)
 {
     for (size_t i = 0; i < job->members.capacity; i++) {
         if (job->members.list[i] == NULL) continue;
@@ -280,7 +279,7 @@ void cairn_members_release(struct cairn_shard_job *job)
  * which parts are held; if its operator says so, it may adopt them or have them dropped. */
 
 /* One that faulted is of no use to anybody. */
-static bool is_held(const struct cairn_shard_job *job)
+static bool is_held(const struct shard_job *job)
 {
     return job->state != CAIRN_JOB_LEAVING && job->state != CAIRN_JOB_FAULTED;
 }
@@ -288,15 +287,14 @@ static bool is_held(const struct cairn_shard_job *job)
 size_t cairn_held_count(const struct cairn_shard *shard)
 {
     size_t count = 0;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         count += is_held(job);
     return count;
 }
 
-struct cairn_shard_job *cairn_held_find(struct cairn_shard *shard, uint64_t number,
-                                        uint64_t generation)
+struct shard_job *held_find(struct cairn_shard *shard, uint64_t number, uint64_t generation)
 {
-    struct cairn_shard_job *job = shard->jobs;
+    struct shard_job *job = shard->jobs;
     while (job != NULL && (job->number != number || job->generation != generation ||
                            job->state == CAIRN_JOB_LEAVING))
         job = job->next;
@@ -304,9 +302,9 @@ struct cairn_shard_job *cairn_held_find(struct cairn_shard *shard, uint64_t numb
 }
 
 /* Fills in the fields for which a Hello has no room. */
-static void fill_more(const struct cairn_shard_job *job, Cairn__HeldJob *out)
+static void fill_more(const struct shard_job *job, Cairn__HeldJob *out)
 {
-    const struct cairn_version version = cairn_step_version(job->collector.step);
+    const struct cairn_version version = step_version(job->collector.step);
     out->name = job->spec.name;
     out->shard_index = job->view->table.map.shard;
     out->shard_count = job->view->layout->shard_count;
@@ -314,15 +312,15 @@ static void fill_more(const struct cairn_shard_job *job, Cairn__HeldJob *out)
     out->version_step = version.step;
     out->base_step = job->base_step;
     out->serving = job->state == CAIRN_JOB_SERVING;
-    out->bytes = cairn_memory_sum(&job->memory);
+    out->bytes = memory_sum(&job->memory);
     out->spec_hash = (ProtobufCBinaryData) { sizeof job->terms.digest.byte,
                                              (uint8_t *)(uintptr_t)job->terms.digest.byte };
 }
 
 /* The layout that is prepared, if one is. */
-static void fill_next(const struct cairn_shard_job *job, Cairn__HeldJob *out)
+static void fill_next(const struct shard_job *job, Cairn__HeldJob *out)
 {
-    const struct cairn_move_part *next = job->move.next;
+    const struct move_part *next = job->move.next;
     if (next == NULL || !next->is_ready || next->is_unwanted) return;
     memcpy(&out->next_layout_hash, next->view->layout->hash, sizeof out->next_layout_hash);
     out->next_layout_version = next->view->layout->version;
@@ -331,7 +329,7 @@ static void fill_next(const struct cairn_shard_job *job, Cairn__HeldJob *out)
 size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, bool full)
 {
     size_t count = 0;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         if (!is_held(job)) continue;
         Cairn__HeldJob *held = &out[count++];
         cairn__held_job__init(held);
@@ -340,9 +338,9 @@ size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, boo
         memcpy(&held->layout_hash, job->view->layout->hash, sizeof held->layout_hash);
         held->layout_version = job->view->layout->version;
         fill_next(job, held);
-        held->epoch = cairn_step_epoch(job->collector.step);
+        held->epoch = step_epoch(job->collector.step);
         held->revision = job->terms.revision;
-        held->round = cairn_step_round_seen(job->collector.step);
+        held->round = step_round_seen(job->collector.step);
         held->unsettled = !job->terms.settled;
         held->staged = job->staged;
         held->parked = job->park.is_parked || job->park.is_under_way;
@@ -361,7 +359,7 @@ static void tell_held(struct cairn_shard *shard, uint32_t request)
     message.held = list;
     for (size_t i = 0; i < message.n_held; i++) list[i] = &held[i];
     message.keys = shard->keys;
-    cairn_session_send(shard, CAIRN_MSG_HELD_JOBS, request, &message.base);
+    session_send(shard, CAIRN_MSG_HELD_JOBS, request, &message.base);
 }
 
 /* A copy of the message, owned; NULL: there is none, or no memory. */
@@ -377,15 +375,15 @@ static Cairn__Keys *copy_keys(const Cairn__Keys *keys)
     return copy;
 }
 
-void cairn_held_keys(struct cairn_shard *shard, const Cairn__Keys *keys)
+void held_keys(struct cairn_shard *shard, const Cairn__Keys *keys)
 {
     Cairn__Keys *copy = shard->session.standing == CAIRN_STANDING_GOOD ? copy_keys(keys) : NULL;
     if (copy == NULL) return;
-    cairn_held_keys_release(shard);
+    held_keys_release(shard);
     shard->keys = copy;
 }
 
-void cairn_held_keys_release(struct cairn_shard *shard)
+void held_keys_release(struct cairn_shard *shard)
 {
     if (shard->keys != NULL) cairn__keys__free_unpacked(shard->keys, NULL);
     shard->keys = NULL;
@@ -398,12 +396,12 @@ static void obey(struct cairn_shard *shard)
     shard->seen = shard->session.coordinator;
 }
 
-void cairn_held_judge(struct cairn_shard *shard, const char *cluster)
+void held_judge(struct cairn_shard *shard, const char *cluster)
 {
     struct cairn_session *session = &shard->session;
-    const struct cairn_coordinator_id *theirs = &session->coordinator;
+    const struct coordinator_id *theirs = &session->coordinator;
     const size_t count = cairn_held_count(shard);
-    session->standing = count == 0 ? CAIRN_STANDING_GOOD : cairn_standing_of(theirs, &shard->seen);
+    session->standing = count == 0 ? CAIRN_STANDING_GOOD : standing_of(theirs, &shard->seen);
     if (count > 0) tell_held(shard, 0);
     if (session->standing == CAIRN_STANDING_GOOD) {
         obey(shard);
@@ -423,15 +421,14 @@ void cairn_held_judge(struct cairn_shard *shard, const char *cluster)
 static void refuse(struct cairn_shard *shard, uint32_t request, cairn_status status,
                    const char *text)
 {
-    struct cairn_request answered = cairn_session_request(shard, request);
+    struct cairn_request answered = session_request(shard, request);
     struct cairn_sentence why;
     cairn_sentence_set(&why, "%s", text);
-    cairn_session_answer(shard, &answered, status, &why);
+    session_answer(shard, &answered, status, &why);
 }
 
 /* Spec and layout, as they came. */
-static void send_part(struct cairn_shard *shard, uint32_t request,
-                      const struct cairn_shard_job *job)
+static void send_part(struct cairn_shard *shard, uint32_t request, const struct shard_job *job)
 {
     const bool amended = job->terms.amended.have_bytes > 0;
     struct cairn_packed *spec = amended ? cairn_packed_copy(job->terms.amended.bytes,
@@ -444,9 +441,9 @@ static void send_part(struct cairn_shard *shard, uint32_t request,
         Cairn__Part part = CAIRN__PART__INIT;
         part.spec_bytes = spec->size;
         part.layout_bytes = layout->size;
-        cairn_session_send(shard, CAIRN_MSG_PART, request, &part.base);
-        cairn_session_send_pages(shard, request, CAIRN_PAGE_SPEC, spec);
-        cairn_session_send_pages(shard, request, CAIRN_PAGE_LAYOUT, layout);
+        session_send(shard, CAIRN_MSG_PART, request, &part.base);
+        session_send_pages(shard, request, CAIRN_PAGE_SPEC, spec);
+        session_send_pages(shard, request, CAIRN_PAGE_LAYOUT, layout);
     }
     cairn_packed_release(spec);
     cairn_packed_release(layout);
@@ -458,7 +455,7 @@ static void on_part_get(struct cairn_shard *shard, uint32_t request, const Cairn
         tell_held(shard, request);
         return;
     }
-    const struct cairn_shard_job *job = cairn_held_find(shard, message->job, message->generation);
+    const struct shard_job *job = held_find(shard, message->job, message->generation);
     if (job == NULL)
         refuse(shard, request, CAIRN_ERR_NOT_FOUND, "it is not held any more");
     else
@@ -468,28 +465,28 @@ static void on_part_get(struct cairn_shard *shard, uint32_t request, const Cairn
 static void on_part_drop(struct cairn_shard *shard, uint32_t request,
                          const Cairn__PartDrop *message)
 {
-    struct cairn_request answered = cairn_session_request(shard, request);
-    struct cairn_shard_job *job = cairn_held_find(shard, message->job, message->generation);
+    struct cairn_request answered = session_request(shard, request);
+    struct shard_job *job = held_find(shard, message->job, message->generation);
     if (job == NULL) {
-        cairn_session_answer(shard, &answered, CAIRN_OK, NULL);
+        session_answer(shard, &answered, CAIRN_OK, NULL);
         return;
     }
     cairn_log_warn("job %s, generation %" PRIu64
                    ", is dropped by the word of the coordinator's operator",
                    job->spec.name, job->generation);
     job->dropping = answered; // answered when its memory is back
-    cairn_shard_job_leave(job);
+    shard_job_leave(job);
     tell_held(shard, 0);
     // Nothing is held for anyone any more: begins anew, with whoever is there.
     if (shard->session.standing != CAIRN_STANDING_GOOD && cairn_held_count(shard) == 0)
-        cairn_session_refuse(shard, CAIRN_ERR_FENCED, "what this shard held was forgotten");
+        session_refuse(shard, CAIRN_ERR_FENCED, "what this shard held was forgotten");
 }
 
 /* A coordinator drops parts that are not settled: they are leftovers of its own work. These are not, since
  * another coordinator had them made; whether its store had them too, nobody knows any more. */
 static void settle_adopted(struct cairn_shard *shard)
 {
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         job->terms.settled = true;
 }
 
@@ -497,7 +494,7 @@ static void settle_adopted(struct cairn_shard *shard)
 static void on_adopted(struct cairn_shard *shard, uint32_t request,
                        const Cairn__StoreAdopted *message)
 {
-    struct cairn_request answered = cairn_session_request(shard, request);
+    struct cairn_request answered = session_request(shard, request);
     struct cairn_session *session = &shard->session;
     session->coordinator.store = message->store;
     session->coordinator.incarnation = message->incarnation;
@@ -506,11 +503,11 @@ static void on_adopted(struct cairn_shard *shard, uint32_t request,
     cairn_log_warn("what this shard holds was adopted by store %016" PRIx64 " (start %" PRIu64
                    "): no other store is obeyed any more",
                    message->store, message->incarnation);
-    cairn_session_answer(shard, &answered, CAIRN_OK, NULL);
+    session_answer(shard, &answered, CAIRN_OK, NULL);
 }
 
-bool cairn_held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
-                           const ProtobufCMessage *message)
+bool held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+                     const ProtobufCMessage *message)
 {
     switch (frame->type) {
     case CAIRN_MSG_PART_GET:
@@ -523,7 +520,7 @@ bool cairn_held_on_message(struct cairn_shard *shard, const struct cairn_frame *
         on_adopted(shard, frame->request, (const Cairn__StoreAdopted *)message);
         return true;
     case CAIRN_MSG_HEARTBEAT:
-        cairn_held_keys(shard, ((const Cairn__Heartbeat *)message)->keys);
+        held_keys(shard, ((const Cairn__Heartbeat *)message)->keys);
         return false;
     case CAIRN_MSG_DONE:
     case CAIRN_MSG_ERROR: return false;
@@ -565,10 +562,9 @@ static Cairn__TensorElems **tell_tensors(struct told_tensors *told,
     return told->list;
 }
 
-static void report_reduced(struct cairn_shard_job *job, const struct cairn_step_action *action)
+static void report_reduced(struct shard_job *job, const struct step_action *action)
 {
-    if (action->round == job->collector.spoiled_round)
-        return; // it is abandoned: cairn_member_unreadable
+    if (action->round == job->collector.spoiled_round) return; // it is abandoned: member_unreadable
     uint8_t squares[CAIRN_EXACT_BYTES], nonfinite[8], weight[8];
     cairn_exact_encode(&action->sums.sum_squares, squares);
     for (int i = 0; i < 8; i++) {
@@ -596,10 +592,10 @@ static void report_reduced(struct cairn_shard_job *job, const struct cairn_step_
     reduced.untouched_tensors = job->pass.untouched_tensors;
     reduced.untouched_elems = job->pass.untouched_elems;
     reduced.n_untouched_tensors = reduced.n_untouched_elems = job->pass.untouched_count;
-    cairn_session_send(job->shard, CAIRN_MSG_REDUCED, 0, &reduced.base);
+    session_send(job->shard, CAIRN_MSG_REDUCED, 0, &reduced.base);
 }
 
-static void report_published(struct cairn_shard_job *job, const struct cairn_step_action *action)
+static void report_published(struct shard_job *job, const struct step_action *action)
 {
     Cairn__Published published = CAIRN__PUBLISHED__INIT;
     published.job = job->number;
@@ -609,7 +605,7 @@ static void report_published(struct cairn_shard_job *job, const struct cairn_ste
     published.step = action->version.step;
     uint32_t us[4];
     Cairn__StepTimes times = CAIRN__STEP_TIMES__INIT;
-    cairn_times_phases(job, us);
+    times_phases(job, us);
     times.us = us;
     times.n_us = 4;
     // Told once; 0: nothing was granted.
@@ -620,10 +616,10 @@ static void report_published(struct cairn_shard_job *job, const struct cairn_ste
     published.nonfinite = job->pass.results.nonfinite;
     published.nonfinite_tensors = tell_tensors(&tensors, &job->pass.results);
     published.n_nonfinite_tensors = job->pass.results.tensor_count;
-    cairn_session_send(job->shard, CAIRN_MSG_PUBLISHED, 0, &published.base);
+    session_send(job->shard, CAIRN_MSG_PUBLISHED, 0, &published.base);
 }
 
-static void send_answer(struct cairn_shard_job *job, const struct cairn_step_action *action)
+static void send_answer(struct shard_job *job, const struct step_action *action)
 {
     Cairn__Decision last = CAIRN__DECISION__INIT;
     last.kind = (uint32_t)action->decision->kind;
@@ -642,26 +638,26 @@ static void send_answer(struct cairn_shard_job *job, const struct cairn_step_act
     answer.last = &last;
     answer.tiles_world = job->tiling.world;
     answer.refused = action->refused;
-    cairn_session_send(job->shard, CAIRN_MSG_ANSWER, 0, &answer.base);
+    session_send(job->shard, CAIRN_MSG_ANSWER, 0, &answer.base);
 }
 
 /* ---- hands ---- */
 
-static bool takes_events(const struct cairn_collector *collector)
+static bool takes_events(const struct collector *collector)
 {
-    const struct cairn_shard_job *job = collector->job;
+    const struct shard_job *job = collector->job;
     return job->state != CAIRN_JOB_FAULTED && job->state != CAIRN_JOB_LEAVING &&
            !job->shard->closing;
 }
 
-static void act(struct cairn_collector *collector, const struct cairn_step_action *action)
+static void act(struct collector *collector, const struct step_action *action)
 {
-    struct cairn_shard_job *job = collector->job;
-    cairn_times_note(job, action);
+    struct shard_job *job = collector->job;
+    times_note(job, action);
     switch (action->kind) {
-    case CAIRN_STEP_ZERO: cairn_pass_zero(job, action->chunk); break;
-    case CAIRN_STEP_REDUCE: cairn_pass_reduce(job); break;
-    case CAIRN_STEP_UPDATE: cairn_pass_update(job, action->decision); break;
+    case CAIRN_STEP_ZERO: pass_zero(job, action->chunk); break;
+    case CAIRN_STEP_REDUCE: pass_reduce(job); break;
+    case CAIRN_STEP_UPDATE: pass_update(job, action->decision); break;
     case CAIRN_STEP_REDUCED_REPORT: report_reduced(job, action); break;
     case CAIRN_STEP_PUBLISHED_REPORT: report_published(job, action); break;
     case CAIRN_STEP_ANSWER: send_answer(job, action); break;
@@ -672,71 +668,71 @@ static void act(struct cairn_collector *collector, const struct cairn_step_actio
     }
 }
 
-static void send_as_owner(const struct cairn_collector *collector, struct cairn_member *member,
+static void send_as_owner(const struct collector *collector, struct cairn_member *member,
                           struct cairn_chunk_header *header)
 {
     (void)collector;
-    cairn_member_send(member, header);
+    member_send(member, header);
 }
 
-static cairn_status judge_piece(const struct cairn_collector *collector,
+static cairn_status judge_piece(const struct collector *collector,
                                 const struct cairn_member *member,
                                 const struct cairn_chunk_header *header,
                                 const struct cairn_chunk_place *place,
                                 struct cairn_piece *piece_out, struct cairn_sentence *why)
 {
     (void)collector;
-    return cairn_tiles_piece(member, header, place, piece_out, why);
+    return tiles_piece(member, header, place, piece_out, why);
 }
 
-static void *landing_slot(struct cairn_collector *collector, uint32_t slot)
+static void *landing_slot(struct collector *collector, uint32_t slot)
 {
-    struct cairn_shard_job *job = collector->job;
-    const uint64_t at = cairn_landing_at(&job->landing, slot);
-    assert(collector->slots[slot].payload_bytes <= cairn_landing_at(&job->landing, slot + 1) - at);
+    struct shard_job *job = collector->job;
+    const uint64_t at = landing_at(&job->landing, slot);
+    assert(collector->slots[slot].payload_bytes <= landing_at(&job->landing, slot + 1) - at);
     return job->landing.arena.base + at;
 }
 
 /* It takes a microsecond or two where it stands; a thread to be woken, and to wake the loop, takes more. */
 static bool is_tiny(const struct cairn_fold *fold)
 {
-    const struct cairn_chunk_table *table = fold->collector->table;
-    const uint64_t elems = cairn_chunk_table_place(table, fold->chunk).elem_count;
-    return elems * fold->source_count <= TINY_ELEMS && cairn_compute_is_host(fold->run.compute);
+    const struct chunk_table *table = fold->collector->table;
+    const uint64_t elems = chunk_table_place(table, fold->chunk).elem_count;
+    return elems * fold->source_count <= TINY_ELEMS && compute_is_host(fold->run.compute);
 }
 
 static bool fold_place(struct cairn_fold *fold)
 {
-    struct cairn_shard_job *job = fold->collector->job;
+    struct shard_job *job = fold->collector->job;
     fold->run.task.is_small = (job->pass.is_small && !fold->viewed) || is_tiny(fold);
     if (fold->first) {
         job->pass.zero[fold->chunk] = false;
-        cairn_tiles_begin_chunk(job, fold->collector->table->trained[fold->chunk]);
+        tiles_begin_chunk(job, fold->collector->table->trained[fold->chunk]);
     }
     return true; // the plane of sums has a place for each chunk
 }
 
 /* Of pieces; what nobody contributes stays 0. */
-static bool fold_pieces(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works,
+static bool fold_pieces(const struct cairn_fold *fold, uint32_t stage, struct works *works,
                         uint32_t chunk, const struct cairn_chunk_place *place, float *acc)
 {
     if (stage == 0 && fold->first) {
-        struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
+        struct cairn_work *work = works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = acc;
         work->zero.bytes = (size_t)place->elem_count * sizeof *acc;
         return true;
     }
-    cairn_tiles_fold(works, fold, chunk, place, acc);
+    tiles_fold(works, fold, chunk, place, acc);
     return fold->likely_last;
 }
 
-static void add_sums(const struct cairn_fold *fold, bool is_folded, struct cairn_works *works,
+static void add_sums(const struct cairn_fold *fold, bool is_folded, struct works *works,
                      const struct cairn_chunk_place *place, float *acc)
 {
-    const struct cairn_shard_job *job = fold->collector->job;
+    const struct shard_job *job = fold->collector->job;
     struct cairn_sums *sums = &job->pass.chunk_sums[fold->chunk];
     *sums = (struct cairn_sums) { 0 };
-    cairn_works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct cairn_leaf_fold) {
+    works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct cairn_leaf_fold) {
         .acc = acc,
         .sources = fold->sources,
         .source_count = is_folded ? 0 : fold->source_count,
@@ -749,29 +745,28 @@ static void add_sums(const struct cairn_fold *fold, bool is_folded, struct cairn
     };
 }
 
-static bool fold_sources(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works)
+static bool fold_sources(const struct cairn_fold *fold, uint32_t stage, struct works *works)
 {
-    const struct cairn_shard_job *job = fold->collector->job;
-    const struct cairn_chunk_table *table = fold->collector->table;
+    const struct shard_job *job = fold->collector->job;
+    const struct chunk_table *table = fold->collector->table;
     const uint32_t chunk = table->trained[fold->chunk];
-    const struct cairn_chunk_place place = cairn_chunk_table_place(table, fold->chunk);
-    float *acc = cairn_planes_at(&job->planes, CAIRN_PLANE_SUM, table->extent_of[chunk],
-                                 place.local_elem);
+    const struct cairn_chunk_place place = chunk_table_place(table, fold->chunk);
+    float *acc = planes_at(&job->planes, CAIRN_PLANE_SUM, table->extent_of[chunk],
+                           place.local_elem);
     const bool tiled = fold->pieces[0].held != NULL;
     const uint32_t last = fold->first ? 2 : 1; // of pieces: the sums, while they are in the cache
     if (tiled && stage < last) return fold_pieces(fold, stage, works, chunk, &place, acc);
     if (fold->likely_last)
         add_sums(fold, tiled, works, &place, acc);
     else
-        cairn_works_fold(works, acc, fold->sources, fold->source_count, fold->first,
-                         (size_t)place.elem_count);
+        works_fold(works, acc, fold->sources, fold->source_count, fold->first,
+                   (size_t)place.elem_count);
     return false;
 }
 
-static struct cairn_compute *home_of(const struct cairn_collector *collector, uint32_t chunk)
+static struct cairn_compute *home_of(const struct collector *collector, uint32_t chunk)
 {
-    return cairn_shard_job_home(collector->job,
-                                cairn_chunk_table_place(collector->table, chunk).local_elem);
+    return shard_job_home(collector->job, chunk_table_place(collector->table, chunk).local_elem);
 }
 
 static void fold_done(struct cairn_fold *fold)
@@ -779,25 +774,25 @@ static void fold_done(struct cairn_fold *fold)
     fold->collector->job->pass.summed[fold->chunk] = fold->likely_last;
 }
 
-static void no_page(struct cairn_collector *collector)
+static void no_page(struct collector *collector)
 {
-    const struct cairn_shard_job *job = collector->job;
+    const struct shard_job *job = collector->job;
     cairn_log_error("job %s: the host of shard %s has no page for a sum: it is out of memory, and "
                     "round %llu cannot end; give it more, and have a worker attach again",
                     job->spec.name, job->shard->name, (unsigned long long)collector->spoiled_round);
 }
 
-static void busy(struct cairn_collector *collector)
+static void busy(struct collector *collector)
 {
-    cairn_shard_job_busy(collector->job);
+    shard_job_busy(collector->job);
 }
 
-static void idle(struct cairn_collector *collector)
+static void idle(struct collector *collector)
 {
-    cairn_shard_job_idle(collector->job);
+    shard_job_idle(collector->job);
 }
 
-static const struct cairn_collector_hands own_part = {
+static const struct collector_hands own_part = {
     .takes_events = takes_events,
     .act = act,
     .send = send_as_owner,
@@ -812,8 +807,8 @@ static const struct cairn_collector_hands own_part = {
     .idle = idle,
 };
 
-cairn_status cairn_own_open(struct cairn_shard_job *job, const struct cairn_step_config *config,
-                            const Cairn__JobCreate *message, struct cairn_sentence *why)
+cairn_status own_open(struct shard_job *job, const struct step_config *config,
+                      const Cairn__JobCreate *message, struct cairn_sentence *why)
 {
     const Cairn__Decision *last = message->last;
     struct cairn_decision decision = { .kind = CAIRN_DECISION_NONE };
@@ -821,8 +816,8 @@ cairn_status cairn_own_open(struct cairn_shard_job *job, const struct cairn_step
         decision.payload = last->payload.data;
         decision.payload_bytes = last->payload.len;
     }
-    const cairn_status status = cairn_collector_open(
-        &job->collector, &(struct cairn_collector_options) {
+    const cairn_status status = collector_open(
+        &job->collector, &(struct collector_options) {
                              .hands = &own_part,
                              .job = job,
                              .table = &job->view->table,
@@ -839,7 +834,7 @@ cairn_status cairn_own_open(struct cairn_shard_job *job, const struct cairn_step
 /* ---- what follows ---- */
 
 /* Closes what was cut; the list may change under us, so from the start each time. */
-static void close_cut(struct cairn_shard_job *job)
+static void close_cut(struct shard_job *job)
 {
     job->members.cut = false;
     for (size_t i = 0; i < job->members.capacity; i++) {
@@ -848,21 +843,21 @@ static void close_cut(struct cairn_shard_job *job)
     }
 }
 
-void cairn_own_settle(struct cairn_shard_job *job)
+void own_settle(struct shard_job *job)
 {
     if (job->pass.settling || job->collector.stepping) return;
     job->pass.settling = true;
     while (job->collector.landed != NULL || job->members.cut) {
-        cairn_collector_settle(&job->collector);
+        collector_settle(&job->collector);
         if (job->members.cut) close_cut(job);
     }
     job->pass.settling = false;
     if (job->move.fence.epoch != 0) job->shard->up->rests(job);
-    if (job->landing.extra) cairn_admit_left(job);
+    if (job->landing.extra) admit_left(job);
 }
 
-void cairn_own_step(struct cairn_shard_job *job, const struct cairn_step_event *event)
+void own_step(struct shard_job *job, const struct step_event *event)
 {
-    cairn_collector_step(&job->collector, event);
-    cairn_own_settle(job);
+    collector_step(&job->collector, event);
+    own_settle(job);
 }

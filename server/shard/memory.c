@@ -14,23 +14,23 @@
 /* ==== arena ==== */
 
 /* A segment that members of this host may map. */
-struct cairn_arena_shown {
+struct arena_shown {
     struct cairn_fabric_region *region; /* owned */
     int fd;                             /* owned: the region's; -1: of a card */
 };
 
 static void areas_close(struct cairn_planes *planes, struct cairn_shard *shard);
 
-static void is_of_home(struct cairn_arena *arena)
+static void is_of_home(struct arena *arena)
 {
     arena->base = arena->memory.base;
     arena->bytes = (size_t)arena->memory.bytes;
 }
 
 static cairn_status open_room(const char *label, uint64_t bytes, uint64_t room_bytes, bool shared,
-                              struct cairn_arena *arena_out, struct cairn_sentence *why)
+                              struct arena *arena_out, struct cairn_sentence *why)
 {
-    struct cairn_arena arena = CAIRN_ARENA_NONE;
+    struct arena arena = CAIRN_ARENA_NONE;
     const cairn_status status = cairn_home_memory_open_room(label, bytes, room_bytes, shared,
                                                             &arena.memory, why);
     if (status != CAIRN_OK) return status;
@@ -39,9 +39,9 @@ static cairn_status open_room(const char *label, uint64_t bytes, uint64_t room_b
     return CAIRN_OK;
 }
 
-cairn_status cairn_arena_open_state(const char *label, uint64_t bytes, uint64_t room_bytes,
-                                    enum cairn_update_stream stream, struct cairn_arena *arena_out,
-                                    struct cairn_sentence *why)
+cairn_status arena_open_state(const char *label, uint64_t bytes, uint64_t room_bytes,
+                              enum cairn_update_stream stream, struct arena *arena_out,
+                              struct cairn_sentence *why)
 {
     const size_t begin = cairn_stagger_begin(stream);
     const uint64_t all = bytes == 0 ? 0 : bytes + begin;
@@ -53,19 +53,19 @@ cairn_status cairn_arena_open_state(const char *label, uint64_t bytes, uint64_t 
     return CAIRN_OK;
 }
 
-cairn_status cairn_arena_open_shared_room(const char *label, uint64_t bytes, uint64_t room_bytes,
-                                          struct cairn_arena *arena_out, struct cairn_sentence *why)
+cairn_status arena_open_shared_room(const char *label, uint64_t bytes, uint64_t room_bytes,
+                                    struct arena *arena_out, struct cairn_sentence *why)
 {
     return open_room(label, bytes, room_bytes, true, arena_out, why);
 }
 
-static void unpin(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+static void unpin(const struct arena *arena, uint64_t from, uint64_t bytes)
 {
     if (arena->pins_for != NULL) cairn_home_unpin(arena->pins_for, arena->base + from, bytes);
 }
 
-cairn_status cairn_arena_resize(struct cairn_arena *arena, const char *label, uint64_t bytes,
-                                struct cairn_sentence *why)
+cairn_status arena_resize(struct arena *arena, const char *label, uint64_t bytes,
+                          struct cairn_sentence *why)
 {
     const uint64_t stays = bytes < arena->bytes ? bytes : arena->bytes;
     struct cairn_sentence unpinned;
@@ -78,12 +78,12 @@ cairn_status cairn_arena_resize(struct cairn_arena *arena, const char *label, ui
     // The last segment soon has other bytes: it is not pinned before others follow it.
     for (uint64_t at = stays / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
          at + CAIRN_SEGMENT_BYTES <= arena->bytes; at += CAIRN_SEGMENT_BYTES)
-        if (cairn_arena_pin(arena, at, CAIRN_SEGMENT_BYTES, &unpinned) != CAIRN_OK) break;
+        if (arena_pin(arena, at, CAIRN_SEGMENT_BYTES, &unpinned) != CAIRN_OK) break;
     return status;
 }
 
-cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
-                                      struct cairn_arena *arena_out, struct cairn_sentence *why)
+cairn_status arena_open_scratch(const char *label, uint64_t bytes, struct arena *arena_out,
+                                struct cairn_sentence *why)
 {
     if (bytes == 0) {
         *arena_out = CAIRN_ARENA_NONE;
@@ -95,14 +95,14 @@ cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot map %llu bytes for %s: %s",
                           (unsigned long long)bytes, label, strerror(errno));
     madvise(map, (size_t)bytes, MADV_HUGEPAGE); // a third faster; segments: cairn_arena_take
-    *arena_out = (struct cairn_arena) { .base = map, .bytes = (size_t)bytes };
+    *arena_out = (struct arena) { .base = map, .bytes = (size_t)bytes };
     return CAIRN_OK;
 }
 
-cairn_status cairn_arena_open_home(struct cairn_home *home, const char *label, uint64_t bytes,
-                                   struct cairn_arena *arena_out, struct cairn_sentence *why)
+cairn_status arena_open_home(struct cairn_home *home, const char *label, uint64_t bytes,
+                             struct arena *arena_out, struct cairn_sentence *why)
 {
-    struct cairn_arena arena = CAIRN_ARENA_NONE;
+    struct arena arena = CAIRN_ARENA_NONE;
     const cairn_status status = cairn_home_memory_open(home, label, bytes, &arena.memory, why);
     if (status != CAIRN_OK) return status;
     is_of_home(&arena);
@@ -110,10 +110,10 @@ cairn_status cairn_arena_open_home(struct cairn_home *home, const char *label, u
     return CAIRN_OK;
 }
 
-cairn_status cairn_arena_open_shared(struct cairn_home *home, const char *label, uint64_t bytes,
-                                     struct cairn_arena *arena_out, struct cairn_sentence *why)
+cairn_status arena_open_shared(struct cairn_home *home, const char *label, uint64_t bytes,
+                               struct arena *arena_out, struct cairn_sentence *why)
 {
-    struct cairn_arena arena = CAIRN_ARENA_NONE;
+    struct arena arena = CAIRN_ARENA_NONE;
     const cairn_status status = cairn_home_memory_open_exportable(home, label, bytes, &arena.memory,
                                                                   why);
     if (status != CAIRN_OK) return status;
@@ -122,7 +122,7 @@ cairn_status cairn_arena_open_shared(struct cairn_home *home, const char *label,
     return CAIRN_OK;
 }
 
-cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+cairn_status cairn_arena_take(const struct arena *arena, uint64_t from, uint64_t bytes)
 {
     uint8_t *const at = arena->base + from;
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
@@ -131,20 +131,20 @@ cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, ui
     return cairn_pages_touch(at, (size_t)bytes) ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void cairn_arena_pins_for(struct cairn_arena *arena, struct cairn_home *home)
+void arena_pins_for(struct arena *arena, struct cairn_home *home)
 {
     if (arena->base != NULL && !cairn_home_info(home)->is_host) arena->pins_for = home;
 }
 
-cairn_status cairn_arena_pin(const struct cairn_arena *arena, uint64_t from, uint64_t bytes,
-                             struct cairn_sentence *why)
+cairn_status arena_pin(const struct arena *arena, uint64_t from, uint64_t bytes,
+                       struct cairn_sentence *why)
 {
     if (arena->pins_for == NULL) return CAIRN_OK;
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
     return cairn_home_pin(arena->pins_for, arena->base + from, bytes, why);
 }
 
-void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+void arena_give(const struct arena *arena, uint64_t from, uint64_t bytes)
 {
     const uint64_t page = 4096, first = (from + page - 1) / page * page; // in use before `from`
     assert(arena->memory.base == NULL && from <= arena->bytes && bytes <= arena->bytes - from);
@@ -165,7 +165,7 @@ static bool seal(int fd)
 
 /* A region of a card takes a descriptor of its own: an open one keeps the memory taken. */
 static cairn_status add_region(struct cairn_fabric *fabric, const struct cairn_home *home,
-                               const void *base, uint64_t bytes, struct cairn_arena_shown *shown,
+                               const void *base, uint64_t bytes, struct arena_shown *shown,
                                const void *note, size_t note_bytes)
 {
     const struct cairn_home_info *info = cairn_home_info(home);
@@ -180,10 +180,10 @@ static cairn_status add_region(struct cairn_fabric *fabric, const struct cairn_h
     return status;
 }
 
-static bool share_segment(struct cairn_arena *arena, uint64_t segment, struct cairn_fabric *fabric,
+static bool share_segment(struct arena *arena, uint64_t segment, struct cairn_fabric *fabric,
                           const struct cairn_published_note *note)
 {
-    struct cairn_arena_shown *shown = &arena->shown[segment];
+    struct arena_shown *shown = &arena->shown[segment];
     struct cairn_published_note own = { .magic = 0 };
     struct cairn_sentence why;
     uint64_t bytes;
@@ -197,8 +197,8 @@ static bool share_segment(struct cairn_arena *arena, uint64_t segment, struct ca
                       bytes, shown, &own, note != NULL ? sizeof own : 0) == CAIRN_OK;
 }
 
-bool cairn_arena_share(struct cairn_arena *arena, struct cairn_fabric *fabric,
-                       const struct cairn_published_note *note)
+bool arena_share(struct arena *arena, struct cairn_fabric *fabric,
+                 const struct cairn_published_note *note)
 {
     const uint64_t count = cairn_home_memory_segments(&arena->memory);
     assert(arena->shown == NULL && arena->begin == 0);
@@ -207,11 +207,11 @@ bool cairn_arena_share(struct cairn_arena *arena, struct cairn_fabric *fabric,
     bool all = arena->shown != NULL;
     for (uint64_t i = 0; all && i < count; i++) arena->shown[i].fd = -1;
     for (uint64_t i = 0; all && i < count; i++) all = share_segment(arena, i, fabric, note);
-    if (!all) cairn_arena_unshare(arena, false);
+    if (!all) arena_unshare(arena, false);
     return all;
 }
 
-void cairn_arena_show(const struct cairn_arena *arena, struct cairn_fabric_peer *peer)
+void arena_show(const struct arena *arena, struct cairn_fabric_peer *peer)
 {
     const uint64_t count = cairn_home_memory_segments(&arena->memory);
     for (uint64_t i = 0; arena->shown != NULL && i < count; i++) {
@@ -221,15 +221,15 @@ void cairn_arena_show(const struct cairn_arena *arena, struct cairn_fabric_peer 
     }
 }
 
-static void unshare_segment(struct cairn_arena *arena, uint64_t segment, bool fabric_is_closed)
+static void unshare_segment(struct arena *arena, uint64_t segment, bool fabric_is_closed)
 {
-    struct cairn_arena_shown *shown = &arena->shown[segment];
+    struct arena_shown *shown = &arena->shown[segment];
     if (!fabric_is_closed) cairn_fabric_region_drop(shown->region);
     if (shown->fd >= 0) close(shown->fd);
-    *shown = (struct cairn_arena_shown) { .fd = -1 };
+    *shown = (struct arena_shown) { .fd = -1 };
 }
 
-void cairn_arena_unshare(struct cairn_arena *arena, bool fabric_is_closed)
+void arena_unshare(struct arena *arena, bool fabric_is_closed)
 {
     const uint64_t count = cairn_home_memory_segments(&arena->memory);
     for (uint64_t i = 0; arena->shown != NULL && i < count; i++)
@@ -240,14 +240,14 @@ void cairn_arena_unshare(struct cairn_arena *arena, bool fabric_is_closed)
 
 /* ---- back ---- */
 
-void cairn_arena_give_segment(struct cairn_arena *arena, uint64_t segment)
+void arena_give_segment(struct arena *arena, uint64_t segment)
 {
     if (arena->shown != NULL) unshare_segment(arena, segment, false);
     unpin(arena, segment * CAIRN_SEGMENT_BYTES, cairn_segment_bytes(arena->bytes, segment));
     cairn_home_memory_give(&arena->memory, segment);
 }
 
-void cairn_arena_close(struct cairn_arena *arena)
+void arena_close(struct arena *arena)
 {
     assert(arena->shown == NULL);
     unpin(arena, 0, arena->bytes);
@@ -258,8 +258,8 @@ void cairn_arena_close(struct cairn_arena *arena)
 
 /* ==== budget ==== */
 
-cairn_status cairn_budget_take(struct cairn_budget *budget, uint64_t bytes, const char *what,
-                               struct cairn_sentence *why)
+cairn_status budget_take(struct cairn_budget *budget, uint64_t bytes, const char *what,
+                         struct cairn_sentence *why)
 {
     uint64_t left = budget->limit_bytes - budget->used_bytes;
     if (bytes > left) {
@@ -273,24 +273,24 @@ cairn_status cairn_budget_take(struct cairn_budget *budget, uint64_t bytes, cons
     return CAIRN_OK;
 }
 
-void cairn_budget_give(struct cairn_budget *budget, uint64_t bytes)
+void budget_give(struct cairn_budget *budget, uint64_t bytes)
 {
     assert(bytes <= budget->used_bytes);
     budget->used_bytes -= bytes;
 }
 
-cairn_status cairn_shard_job_take(struct cairn_shard_job *job, uint64_t *kind, uint64_t bytes,
-                                  const char *what, struct cairn_sentence *why)
+cairn_status shard_job_take(struct shard_job *job, uint64_t *kind, uint64_t bytes, const char *what,
+                            struct cairn_sentence *why)
 {
-    const cairn_status status = cairn_budget_take(&job->shard->memory.budget, bytes, what, why);
+    const cairn_status status = budget_take(&job->shard->memory.budget, bytes, what, why);
     if (status == CAIRN_OK) *kind += bytes;
     return status;
 }
 
-void cairn_shard_job_give(struct cairn_shard_job *job, uint64_t *kind, uint64_t bytes)
+void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes)
 {
     assert(bytes <= *kind);
-    cairn_budget_give(&job->shard->memory.budget, bytes);
+    budget_give(&job->shard->memory.budget, bytes);
     *kind -= bytes;
 }
 
@@ -307,49 +307,49 @@ static const struct {
     [CAIRN_PLANE_SUM] = { "cairn-acc", CAIRN_STREAM_SUM, false },
 };
 
-bool cairn_plane_is_state(int plane)
+bool plane_is_state(int plane)
 {
     return plane >= 0 && plane < CAIRN_PLANES && kinds[plane].is_state;
 }
 
-bool cairn_form_keeps(const struct cairn_form *form, enum cairn_plane plane)
+bool form_keeps(const struct cairn_form *form, enum cairn_plane plane)
 {
     return (form->planes & 1u << plane) != 0;
 }
 
-bool cairn_form_stores(const struct cairn_form *form, int plane)
+bool form_stores(const struct cairn_form *form, int plane)
 {
-    return cairn_plane_is_state(plane) && cairn_form_keeps(form, (enum cairn_plane)plane);
+    return plane_is_state(plane) && form_keeps(form, (enum cairn_plane)plane);
 }
 
-cairn_dtype cairn_form_dtype(const struct cairn_form *form, enum cairn_plane plane)
+cairn_dtype form_dtype(const struct cairn_form *form, enum cairn_plane plane)
 {
     return cairn_plane_dtype((int)plane, form->master);
 }
 
 static size_t elem_bytes(const struct cairn_form *form, enum cairn_plane plane)
 {
-    return cairn_dtype_bytes((int)cairn_form_dtype(form, plane));
+    return cairn_dtype_bytes((int)form_dtype(form, plane));
 }
 
-uint64_t cairn_form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems)
+uint64_t form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems)
 {
-    return cairn_form_keeps(form, plane) ? elems * elem_bytes(form, plane) : 0;
+    return form_keeps(form, plane) ? elems * elem_bytes(form, plane) : 0;
 }
 
 /* ---- what is where ---- */
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
-uint64_t cairn_plane_place(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems,
-                           uint64_t *end_bytes)
+uint64_t plane_place(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems,
+                     uint64_t *end_bytes)
 {
     const uint64_t begin = *end_bytes;
-    *end_bytes += ALIGN_UP(cairn_form_bytes(form, plane, elems), CAIRN_PLANE_ALIGN);
+    *end_bytes += ALIGN_UP(form_bytes(form, plane, elems), CAIRN_PLANE_ALIGN);
     return begin;
 }
 
-uint64_t cairn_extent_before(const struct cairn_local_extent *extent, uint64_t local_elem)
+uint64_t extent_before(const struct cairn_local_extent *extent, uint64_t local_elem)
 {
     if (local_elem <= extent->local_elem) return 0;
     const uint64_t before = local_elem - extent->local_elem;
@@ -357,7 +357,7 @@ uint64_t cairn_extent_before(const struct cairn_local_extent *extent, uint64_t l
 }
 
 /* The beginning of the chunk in which the fraction begins. */
-uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fraction)
+uint64_t planes_cut(const struct cairn_shard_map *map, double host_fraction)
 {
     const uint64_t from = (uint64_t)((1 - host_fraction) * (double)map->elem_count);
     if (host_fraction <= 0) return CAIRN_PLANES_ALL;
@@ -373,7 +373,7 @@ uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fractio
     return cairn_shard_map_chunk(map, low).local_elem;
 }
 
-uint64_t cairn_planes_device_end(const struct cairn_planes *planes)
+uint64_t planes_device_end(const struct cairn_planes *planes)
 {
     return planes->parked ? 0 : planes->host_from;
 }
@@ -384,13 +384,13 @@ static uint64_t bytes_kept(const struct cairn_planes *planes, enum cairn_plane p
     uint64_t bytes = 0;
     for (size_t i = 0; i < planes->map->extent_count; i++) {
         const struct cairn_local_extent *extent = &planes->map->extents[i];
-        bytes += cairn_form_bytes(&planes->forms[i], plane,
-                                  extent->elem_count - cairn_extent_before(extent, from));
+        bytes += form_bytes(&planes->forms[i], plane,
+                            extent->elem_count - extent_before(extent, from));
     }
     return bytes;
 }
 
-uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes)
+uint64_t planes_state_bytes(const struct cairn_planes *planes)
 {
     uint64_t bytes = 0;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
@@ -408,8 +408,8 @@ static uint64_t host_bytes(const struct cairn_planes *planes, enum cairn_plane p
 static cairn_status open_plane(struct cairn_planes *planes, enum cairn_plane plane, uint64_t bytes,
                                struct cairn_sentence *why)
 {
-    return cairn_arena_open_state(kinds[plane].label, bytes, planes->room_elems * sizeof(float),
-                                  kinds[plane].stream, &planes->host[plane], why);
+    return arena_open_state(kinds[plane].label, bytes, planes->room_elems * sizeof(float),
+                            kinds[plane].stream, &planes->host[plane], why);
 }
 
 static cairn_status open_host(struct cairn_planes *planes, struct cairn_sentence *why)
@@ -428,31 +428,30 @@ static struct cairn_planes of_nothing(const struct cairn_shard_map *map,
     return planes;
 }
 
-cairn_status cairn_planes_open(struct cairn_planes *planes, const struct cairn_shard_map *map,
-                               const struct cairn_form *forms, uint64_t host_from,
-                               uint64_t room_elems, struct cairn_sentence *why)
+cairn_status planes_open(struct cairn_planes *planes, const struct cairn_shard_map *map,
+                         const struct cairn_form *forms, uint64_t host_from, uint64_t room_elems,
+                         struct cairn_sentence *why)
 {
     *planes = of_nothing(map, forms, host_from);
     planes->room_elems = room_elems;
     return open_host(planes, why);
 }
 
-void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard)
+void planes_release(struct cairn_planes *planes, struct cairn_shard *shard)
 {
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_release(shard, &planes->host[p]);
     areas_close(planes, shard);
 }
 
-cairn_status cairn_planes_reserve_elems(const struct cairn_planes *planes, enum cairn_plane plane,
-                                        const struct cairn_form *form, uint64_t first,
-                                        uint64_t local_elem, uint64_t elems,
-                                        struct cairn_reserve *reserve)
+cairn_status planes_reserve_elems(const struct cairn_planes *planes, enum cairn_plane plane,
+                                  const struct cairn_form *form, uint64_t first,
+                                  uint64_t local_elem, uint64_t elems,
+                                  struct cairn_reserve *reserve)
 {
-    if (!cairn_form_keeps(form, plane)) return CAIRN_OK;
-    return cairn_reserve_add(reserve, &planes->host[plane],
-                             first * sizeof(float) +
-                                 cairn_form_bytes(form, plane, local_elem - first),
-                             cairn_form_bytes(form, plane, elems));
+    if (!form_keeps(form, plane)) return CAIRN_OK;
+    return reserve_add(reserve, &planes->host[plane],
+                       first * sizeof(float) + form_bytes(form, plane, local_elem - first),
+                       form_bytes(form, plane, elems));
 }
 
 static cairn_status reserve_plane(const struct cairn_planes *planes, enum cairn_plane plane,
@@ -461,15 +460,15 @@ static cairn_status reserve_plane(const struct cairn_planes *planes, enum cairn_
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < planes->map->extent_count && status == CAIRN_OK; i++) {
         const struct cairn_local_extent *extent = &planes->map->extents[i];
-        const uint64_t skipped = cairn_extent_before(extent, planes->host_from);
-        status = cairn_planes_reserve_elems(planes, plane, &planes->forms[i], extent->local_elem,
-                                            extent->local_elem + skipped,
-                                            extent->elem_count - skipped, reserve);
+        const uint64_t skipped = extent_before(extent, planes->host_from);
+        status = planes_reserve_elems(planes, plane, &planes->forms[i], extent->local_elem,
+                                      extent->local_elem + skipped, extent->elem_count - skipped,
+                                      reserve);
     }
     return status;
 }
 
-cairn_status cairn_planes_reserve(const struct cairn_planes *planes, struct cairn_reserve *reserve)
+cairn_status planes_reserve(const struct cairn_planes *planes, struct cairn_reserve *reserve)
 {
     cairn_status status = CAIRN_OK;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
@@ -483,12 +482,12 @@ static bool is_kept(const struct cairn_shard_map *map, const struct cairn_form *
                     enum cairn_plane plane)
 {
     size_t i = 0;
-    while (i < map->extent_count && !cairn_form_keeps(&forms[i], plane)) i++;
+    while (i < map->extent_count && !form_keeps(&forms[i], plane)) i++;
     return i < map->extent_count;
 }
 
-cairn_status cairn_planes_grow(struct cairn_planes *planes, const struct cairn_shard_map *map,
-                               const struct cairn_form *forms, struct cairn_sentence *why)
+cairn_status planes_grow(struct cairn_planes *planes, const struct cairn_shard_map *map,
+                         const struct cairn_form *forms, struct cairn_sentence *why)
 {
     const uint64_t bytes = map->local_end * sizeof(float);
     cairn_status status = CAIRN_OK;
@@ -497,41 +496,41 @@ cairn_status cairn_planes_grow(struct cairn_planes *planes, const struct cairn_s
         if (planes->host[p].bytes >= bytes || !is_kept(map, forms, p)) continue;
         status = planes->host[p].base == NULL
                      ? open_plane(planes, p, bytes, why)
-                     : cairn_arena_resize(&planes->host[p], kinds[p].label, bytes, why);
+                     : arena_resize(&planes->host[p], kinds[p].label, bytes, why);
     }
     return status;
 }
 
 /* ---- the elements ---- */
 
-void *cairn_planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
-                           enum cairn_plane plane, uint64_t first, uint64_t local_elem)
+void *planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
+                     enum cairn_plane plane, uint64_t first, uint64_t local_elem)
 {
-    if (!cairn_form_keeps(form, plane)) return NULL;
+    if (!form_keeps(form, plane)) return NULL;
     return planes->host[plane].base + first * sizeof(float) +
            (local_elem - first) * elem_bytes(form, plane);
 }
 
-void *cairn_planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
-                           const struct cairn_area_place *place, enum cairn_plane plane,
-                           uint64_t first, uint64_t local_elem)
+void *planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
+                     const struct area_place *place, enum cairn_plane plane, uint64_t first,
+                     uint64_t local_elem)
 {
     if (local_elem >= planes->host_from)
-        return cairn_planes_host_at(planes, form, plane, first, local_elem);
-    if (!cairn_form_keeps(form, plane)) return NULL;
+        return planes_host_at(planes, form, plane, first, local_elem);
+    if (!form_keeps(form, plane)) return NULL;
     return place->area->arena.base + place->at[plane] +
            (local_elem - first) * elem_bytes(form, plane);
 }
 
-void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
-                      uint64_t local_elem)
+void *planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
+                uint64_t local_elem)
 {
-    const struct cairn_area_place *place = planes->places != NULL ? &planes->places[extent] : NULL;
-    return cairn_planes_home_at(planes, &planes->forms[extent], place, plane,
-                                planes->map->extents[extent].local_elem, local_elem);
+    const struct area_place *place = planes->places != NULL ? &planes->places[extent] : NULL;
+    return planes_home_at(planes, &planes->forms[extent], place, plane,
+                          planes->map->extents[extent].local_elem, local_elem);
 }
 
-uint64_t cairn_planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem)
+uint64_t planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem)
 {
     const struct cairn_local_extent *of = &planes->map->extents[extent];
     const uint64_t end = of->local_elem + of->elem_count;
@@ -539,43 +538,41 @@ uint64_t cairn_planes_dense(const struct cairn_planes *planes, size_t extent, ui
     return (is_cut ? planes->host_from : end) - local_elem;
 }
 
-void cairn_planes_copy(struct cairn_works *works, const struct cairn_planes *to, size_t to_extent,
-                       uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,
-                       uint64_t from_elem, uint64_t elems)
+void planes_copy(struct works *works, const struct cairn_planes *to, size_t to_extent,
+                 uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,
+                 uint64_t from_elem, uint64_t elems)
 {
     const struct cairn_form *form = &to->forms[to_extent];
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
-        if (!cairn_form_stores(form, (int)p) || !cairn_form_keeps(&from->forms[from_extent], p))
-            continue;
-        cairn_works_copy(works, cairn_planes_at(to, p, to_extent, to_elem),
-                         cairn_planes_at(from, p, from_extent, from_elem),
-                         (size_t)elems * elem_bytes(form, p));
+        if (!form_stores(form, (int)p) || !form_keeps(&from->forms[from_extent], p)) continue;
+        works_copy(works, planes_at(to, p, to_extent, to_elem),
+                   planes_at(from, p, from_extent, from_elem), (size_t)elems * elem_bytes(form, p));
     }
 }
 
 /* ==== area ==== */
 
-void cairn_area_unref(struct cairn_area *area)
+void area_unref(struct area *area)
 {
     if (area == NULL || --area->refs > 0) return;
     free(area->segments);
     free(area);
 }
 
-cairn_status cairn_area_add(struct cairn_planes *planes, struct cairn_home *device, uint64_t bytes,
-                            struct cairn_area **area_out, struct cairn_sentence *why)
+cairn_status area_add(struct cairn_planes *planes, struct cairn_home *device, uint64_t bytes,
+                      struct area **area_out, struct cairn_sentence *why)
 {
-    struct cairn_area *area = calloc(1, sizeof *area);
+    struct area *area = calloc(1, sizeof *area);
     if (area == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a list of memory");
     area->refs = 1;
     area->arena = area->to = CAIRN_ARENA_NONE;
     area->segments = calloc((size_t)(bytes / CAIRN_SEGMENT_BYTES) + 1, sizeof *area->segments);
-    const cairn_status status =
-        area->segments == NULL
-            ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a list of memory")
-            : cairn_arena_open_home(device, "planes", bytes, &area->arena, why);
+    const cairn_status status = area->segments == NULL
+                                    ? cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                                                 "no memory for a list of memory")
+                                    : arena_open_home(device, "planes", bytes, &area->arena, why);
     if (status != CAIRN_OK) {
-        cairn_area_unref(area);
+        area_unref(area);
         return status;
     }
     area->next = planes->areas;
@@ -586,18 +583,17 @@ cairn_status cairn_area_add(struct cairn_planes *planes, struct cairn_home *devi
 
 /* ---- what is left in them ---- */
 
-void cairn_areas_unmark(struct cairn_planes *planes)
+void areas_unmark(struct cairn_planes *planes)
 {
-    for (struct cairn_area *area = planes->areas; area != NULL; area = area->next)
+    for (struct area *area = planes->areas; area != NULL; area = area->next)
         for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
             area->segments[s].in_use = false;
 }
 
-void cairn_place_mark(const struct cairn_area_place *place, const struct cairn_form *form,
-                      uint64_t elems)
+void place_mark(const struct area_place *place, const struct cairn_form *form, uint64_t elems)
 {
     for (enum cairn_plane p = 0; p < CAIRN_PLANES && place->area != NULL; p++) {
-        const uint64_t bytes = cairn_form_bytes(form, p, elems);
+        const uint64_t bytes = form_bytes(form, p, elems);
         if (bytes == 0) continue;
         const uint64_t last = (place->at[p] + bytes - 1) / CAIRN_SEGMENT_BYTES;
         for (uint64_t s = place->at[p] / CAIRN_SEGMENT_BYTES; s <= last; s++)
@@ -605,26 +601,26 @@ void cairn_place_mark(const struct cairn_area_place *place, const struct cairn_f
     }
 }
 
-static bool in_use(const struct cairn_area *area)
+static bool in_use(const struct area *area)
 {
     uint64_t s = 0;
     while (s < cairn_segments(area->arena.bytes) && !area->segments[s].in_use) s++;
     return s < cairn_segments(area->arena.bytes);
 }
 
-static void give_unused(struct cairn_area *area)
+static void give_unused(struct area *area)
 {
     for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++) {
-        struct cairn_area_segment *segment = &area->segments[s];
-        if (!segment->in_use && !segment->is_gone) cairn_arena_give_segment(&area->arena, s);
+        struct area_segment *segment = &area->segments[s];
+        if (!segment->in_use && !segment->is_gone) arena_give_segment(&area->arena, s);
         segment->is_gone = segment->is_gone || !segment->in_use;
     }
 }
 
-void cairn_areas_trim(struct cairn_planes *planes, struct cairn_shard *shard)
+void areas_trim(struct cairn_planes *planes, struct cairn_shard *shard)
 {
-    for (struct cairn_area **link = &planes->areas; *link != NULL;) {
-        struct cairn_area *area = *link;
+    for (struct area **link = &planes->areas; *link != NULL;) {
+        struct area *area = *link;
         if (in_use(area)) {
             give_unused(area);
             link = &area->next;
@@ -632,28 +628,28 @@ void cairn_areas_trim(struct cairn_planes *planes, struct cairn_shard *shard)
         }
         *link = area->next;
         cairn_release(shard, &area->arena);
-        cairn_area_unref(area);
+        area_unref(area);
     }
 }
 
-void cairn_areas_give_gone(struct cairn_planes *planes)
+void areas_give_gone(struct cairn_planes *planes)
 {
-    for (struct cairn_area *area = planes->areas; area != NULL; area = area->next)
+    for (struct area *area = planes->areas; area != NULL; area = area->next)
         for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
-            if (area->segments[s].is_gone) cairn_arena_give_segment(&area->arena, s);
+            if (area->segments[s].is_gone) arena_give_segment(&area->arena, s);
 }
 
-uint64_t cairn_areas_bytes(const struct cairn_planes *planes)
+uint64_t areas_bytes(const struct cairn_planes *planes)
 {
     uint64_t bytes = 0;
-    for (const struct cairn_area *area = planes->areas; area != NULL; area = area->next)
+    for (const struct area *area = planes->areas; area != NULL; area = area->next)
         for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
             if (!area->segments[s].is_gone)
-                bytes += cairn_plane_units(cairn_segment_bytes(area->arena.bytes, s));
+                bytes += plane_units(cairn_segment_bytes(area->arena.bytes, s));
     return bytes;
 }
 
-bool cairn_area_is_gone(const struct cairn_area *area, uint64_t at)
+bool area_is_gone(const struct area *area, uint64_t at)
 {
     return area->segments[at / CAIRN_SEGMENT_BYTES].is_gone;
 }
@@ -662,28 +658,28 @@ bool cairn_area_is_gone(const struct cairn_area *area, uint64_t at)
 static void areas_close(struct cairn_planes *planes, struct cairn_shard *shard)
 {
     while (planes->areas != NULL) {
-        struct cairn_area *area = planes->areas;
+        struct area *area = planes->areas;
         planes->areas = area->next;
         if (shard != NULL) {
             cairn_release(shard, &area->arena);
             cairn_release(shard, &area->to);
         }
-        cairn_arena_close(&area->arena);
-        cairn_arena_close(&area->to);
-        cairn_area_unref(area);
+        arena_close(&area->arena);
+        arena_close(&area->to);
+        area_unref(area);
     }
 }
 
 /* ==== taken ==== */
 
-void cairn_taken_open(struct cairn_taken *taken)
+void taken_open(struct cairn_taken *taken)
 {
     *taken = (struct cairn_taken) { .list = NULL };
     pthread_mutex_init(&taken->mutex, NULL);
     pthread_cond_init(&taken->changed, NULL);
 }
 
-void cairn_taken_close(struct cairn_taken *taken)
+void taken_close(struct cairn_taken *taken)
 {
     pthread_mutex_destroy(&taken->mutex);
     pthread_cond_destroy(&taken->changed);
@@ -691,10 +687,10 @@ void cairn_taken_close(struct cairn_taken *taken)
 }
 
 /* Takes out those that the span touches, which becomes all of them. */
-static void join(struct cairn_taken *taken, struct cairn_taken_span *span)
+static void join(struct cairn_taken *taken, struct taken_span *span)
 {
     for (size_t i = 0; i < taken->count;) {
-        const struct cairn_taken_span other = taken->list[i];
+        const struct taken_span other = taken->list[i];
         if (other.end < span->at || span->end < other.at) {
             i++;
             continue;
@@ -706,12 +702,12 @@ static void join(struct cairn_taken *taken, struct cairn_taken_span *span)
 }
 
 /* Without memory for one more it is not known of before the end. */
-static void add(struct cairn_taken *taken, struct cairn_taken_span span)
+static void add(struct cairn_taken *taken, struct taken_span span)
 {
     join(taken, &span);
     if (taken->count == taken->capacity) {
         const size_t capacity = 2 * taken->capacity + 8;
-        struct cairn_taken_span *grown = realloc(taken->list, capacity * sizeof *grown);
+        struct taken_span *grown = realloc(taken->list, capacity * sizeof *grown);
         if (grown == NULL) return;
         taken->list = grown;
         taken->capacity = capacity;
@@ -719,15 +715,15 @@ static void add(struct cairn_taken *taken, struct cairn_taken_span span)
     taken->list[taken->count++] = span;
 }
 
-void cairn_taken_add(struct cairn_taken *taken, const void *at, uint64_t bytes)
+void taken_add(struct cairn_taken *taken, const void *at, uint64_t bytes)
 {
     pthread_mutex_lock(&taken->mutex);
-    add(taken, (struct cairn_taken_span) { (uintptr_t)at, (uintptr_t)at + bytes });
+    add(taken, (struct taken_span) { (uintptr_t)at, (uintptr_t)at + bytes });
     pthread_cond_broadcast(&taken->changed);
     pthread_mutex_unlock(&taken->mutex);
 }
 
-void cairn_taken_end(struct cairn_taken *taken, bool all)
+void taken_end(struct cairn_taken *taken, bool all)
 {
     pthread_mutex_lock(&taken->mutex);
     if (!taken->is_over) taken->all = all;
@@ -743,7 +739,7 @@ static bool has(const struct cairn_taken *taken, uintptr_t at, uintptr_t end)
     return false;
 }
 
-bool cairn_taken_await(struct cairn_taken *taken, const void *at, uint64_t bytes)
+bool taken_await(struct cairn_taken *taken, const void *at, uint64_t bytes)
 {
     const uintptr_t first = (uintptr_t)at;
     pthread_mutex_lock(&taken->mutex);

@@ -25,108 +25,104 @@
  * thread may use an arena; only the loop thread shares it, and the thread that opened it closes
  * it. */
 
-struct cairn_arena {
+struct arena {
     uint8_t *base; /* owned; at the beginning of a line, zero at first; NULL if bytes is 0 */
     size_t bytes;
     size_t begin; /* bytes of the mapping before it: proto/fabric/backend.h */
     /* owned; all 0: anonymous. In a device's home, base is an address there */
     struct cairn_home_memory memory;
-    struct cairn_arena_shown *shown; /* owned: [segments]; NULL: nobody maps it */
-    struct cairn_home *pins_for;     /* borrowed: whose device copies it by itself; NULL: none */
+    struct arena_shown *shown;   /* owned: [segments]; NULL: nobody maps it */
+    struct cairn_home *pins_for; /* borrowed: whose device copies it by itself; NULL: none */
 };
 
 /* An arena of nothing: may be closed. */
-#define CAIRN_ARENA_NONE ((struct cairn_arena) { .base = NULL })
+#define CAIRN_ARENA_NONE ((struct arena) { .base = NULL })
 
 /* `label` names the memfds in /proc; `stream`: what it is to the loops of an update; it may get room_bytes
  * later. CAIRN_ERR_NO_MEMORY says how much it wanted. */
-CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
-                                                     uint64_t room_bytes,
-                                                     enum cairn_update_stream stream,
-                                                     struct cairn_arena *arena_out,
-                                                     struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status arena_open_state(const char *label, uint64_t bytes,
+                                               uint64_t room_bytes, enum cairn_update_stream stream,
+                                               struct arena *arena_out, struct cairn_sentence *why);
 /* Opens an arena that may be shared. It begins where its first segment begins: `begin` is 0. */
-CAIRN_MUST_CHECK cairn_status cairn_arena_open_shared(struct cairn_home *home, const char *label,
-                                                      uint64_t bytes, struct cairn_arena *arena_out,
-                                                      struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status arena_open_shared(struct cairn_home *home, const char *label,
+                                                uint64_t bytes, struct arena *arena_out,
+                                                struct cairn_sentence *why);
 /* The same in the host's memory, and it may get room_bytes later. */
-CAIRN_MUST_CHECK cairn_status cairn_arena_open_shared_room(const char *label, uint64_t bytes,
-                                                           uint64_t room_bytes,
-                                                           struct cairn_arena *arena_out,
-                                                           struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status arena_open_shared_room(const char *label, uint64_t bytes,
+                                                     uint64_t room_bytes, struct arena *arena_out,
+                                                     struct cairn_sentence *why);
 /* Other bytes, of one that was opened with room: what it has stays, but as cairn_home_memory_resize says. Its
  * new bytes have no pages yet, but for whole segments of what a device copies: these are pinned again. It is
  * not shared. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_arena_resize(struct cairn_arena *arena, const char *label,
-                                                 uint64_t bytes, struct cairn_sentence *why);
-CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
-                                                       struct cairn_arena *arena_out,
-                                                       struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status arena_resize(struct arena *arena, const char *label, uint64_t bytes,
+                                           struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status arena_open_scratch(const char *label, uint64_t bytes,
+                                                 struct arena *arena_out,
+                                                 struct cairn_sentence *why);
 /* Opens an arena in a home that is not the host's: all of it has memory at once, and the host may
  * not follow its addresses. */
-CAIRN_MUST_CHECK cairn_status cairn_arena_open_home(struct cairn_home *home, const char *label,
-                                                    uint64_t bytes, struct cairn_arena *arena_out,
-                                                    struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status arena_open_home(struct cairn_home *home, const char *label,
+                                              uint64_t bytes, struct arena *arena_out,
+                                              struct cairn_sentence *why);
 /* Makes the pages of these bytes, so that to touch them is never the end of the process: large ones if the
  * kernel has them (proto/base/machine.h), where a whole one is wanted. 0.1 ms a MiB. Nobody else uses the
  * bytes meanwhile. CAIRN_ERR_NO_MEMORY: not all; past a control group's limit the kernel kills instead, so
  * see that there is room (server/base/daemon.h). Any thread, several at a time. */
-CAIRN_MUST_CHECK cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from,
+CAIRN_MUST_CHECK cairn_status cairn_arena_take(const struct arena *arena, uint64_t from,
                                                uint64_t bytes);
-/* From now on a device's home copies from and to the arena: what cairn_arena_pin is told of is
+/* From now on a device's home copies from and to the arena: what arena_pin is told of is
  * pinned until it is given back. */
-void cairn_arena_pins_for(struct cairn_arena *arena, struct cairn_home *home);
+void arena_pins_for(struct arena *arena, struct cairn_home *home);
 /* Pins bytes that were taken; does nothing if no device copies them. Not CAIRN_OK: their copies are
  * slower, as `why` says, but right. Any thread, several at a time. */
-CAIRN_MUST_CHECK cairn_status cairn_arena_pin(const struct cairn_arena *arena, uint64_t from,
-                                              uint64_t bytes, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status arena_pin(const struct arena *arena, uint64_t from, uint64_t bytes,
+                                        struct cairn_sentence *why);
 /* Gives back pages of a scratch arena to the system: from the first page that begins within these
  * bytes to the last page that they touch. Nobody may use these bytes, or the rest of the last page.
  * It takes 0.2 ms a MiB. */
-void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t bytes);
+void arena_give(const struct arena *arena, uint64_t from, uint64_t bytes);
 /* Gives back a whole segment of an arena that is not scratch. Nobody uses its addresses any more,
  * and it is not shown any more. Processes that have mapped it keep it. */
-void cairn_arena_give_segment(struct cairn_arena *arena, uint64_t segment);
+void arena_give_segment(struct arena *arena, uint64_t segment);
 
 /* Members of this host may map it, a region a segment, and nobody but this process writes to it; false: they
  * may not, and what is in it is sent to them. `note` says what it is, but for which segment; NULL: nothing
  * does. */
-bool cairn_arena_share(struct cairn_arena *arena, struct cairn_fabric *fabric,
-                       const struct cairn_published_note *note);
-void cairn_arena_show(const struct cairn_arena *arena, struct cairn_fabric_peer *peer);
+bool arena_share(struct arena *arena, struct cairn_fabric *fabric,
+                 const struct cairn_published_note *note);
+void arena_show(const struct arena *arena, struct cairn_fabric_peer *peer);
 /* Safe to call again. `fabric_is_closed`: it has dropped its regions. */
-void cairn_arena_unshare(struct cairn_arena *arena, bool fabric_is_closed);
+void arena_unshare(struct arena *arena, bool fabric_is_closed);
 /* Unmaps and closes what is not shared any more; the arena becomes CAIRN_ARENA_NONE. Safe to call again. */
-void cairn_arena_close(struct cairn_arena *arena);
+void arena_close(struct arena *arena);
 
 /* ==== budget ==== */
 
 /* Bytes that a shard may use for state, landing, staging and replies: counted when they are promised, touched
  * or not. Loop thread. */
 
-struct cairn_shard_job;
+struct shard_job;
 
 struct cairn_budget {
     uint64_t limit_bytes, used_bytes;
 };
 /* CAIRN_ERR_NO_MEMORY, with the numbers, if `bytes` more are over the limit; then nothing is taken. */
-CAIRN_MUST_CHECK cairn_status cairn_budget_take(struct cairn_budget *budget, uint64_t bytes,
-                                                const char *what, struct cairn_sentence *why);
-void cairn_budget_give(struct cairn_budget *budget, uint64_t bytes);
+CAIRN_MUST_CHECK cairn_status budget_take(struct cairn_budget *budget, uint64_t bytes,
+                                          const char *what, struct cairn_sentence *why);
+void budget_give(struct cairn_budget *budget, uint64_t bytes);
 
-/* Takes of the shard's budget, counted under `kind`, which is one of job->memory's; as cairn_budget_take. And
+/* Takes of the shard's budget, counted under `kind`, which is one of job->memory's; as budget_take. And
  * gives it back: what is not given back goes with the job. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_job_take(struct cairn_shard_job *job, uint64_t *kind,
-                                                   uint64_t bytes, const char *what,
-                                                   struct cairn_sentence *why);
-void cairn_shard_job_give(struct cairn_shard_job *job, uint64_t *kind, uint64_t bytes);
+CAIRN_MUST_CHECK cairn_status shard_job_take(struct shard_job *job, uint64_t *kind, uint64_t bytes,
+                                             const char *what, struct cairn_sentence *why);
+void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes);
 
 /* ==== reserve ==== */
 
 /* Memory that a job takes for long: admitted first, then its pages are really made, on threads of their own,
  * so that a job never dies of them later, and heartbeats go on meanwhile.
  *
- *   cairn_reserve_begin ─► waits for its turn on this shard ─► prepare: which bytes of which arenas
+ *   reserve_begin ─► waits for its turn on this shard ─► prepare: which bytes of which arenas
  *       ─► the host's lock; is there room? (server/base/daemon.h) ─► pages ─► done, the lock is free
  *
  * The shards of a host do this one at a time: what one was admitted for is in use before the next looks.
@@ -138,8 +134,8 @@ struct cairn_reserve;
 struct cairn_shard;
 
 /* A shard's memory. */
-struct cairn_shard_memory {
-    char *lock, *host_root; /* owned: as of cairn_shard_options */
+struct shard_memory {
+    char *lock, *host_root; /* owned: as of shard_options */
     struct cairn_budget budget;
     struct cairn_pool *pool;        /* owned: makes pages */
     struct cairn_pool *toucher;     /* owned: makes those that nobody waits for, and gives way */
@@ -153,21 +149,21 @@ struct cairn_shard_memory {
 
 /* A request for memory, by one job. The callbacks run on the loop thread, except for `took`, and
  * for `prepare` if prepares_on_thread. */
-struct cairn_reserve_request {
-    struct cairn_shard_job *job; /* borrowed */
-    const char *what;            /* "the state": static; the job's name follows it in a refusal */
+struct reserve_request {
+    struct shard_job *job; /* borrowed */
+    const char *what;      /* "the state": static; the job's name follows it in a refusal */
     /* Its turn came: adds what it needs, or nothing. CAIRN_ERR_NO_MEMORY */
-    cairn_status (*prepare)(struct cairn_reserve *reserve, struct cairn_shard_job *job);
+    cairn_status (*prepare)(struct cairn_reserve *reserve, struct shard_job *job);
     /* `prepare` runs on a thread: what it reads does not change, and may be a million extents */
     bool prepares_on_thread;
     /* There is room for it, and pages begin to be made; `done` follows. May be NULL. */
-    void (*judged)(const struct cairn_reserve_request *request);
+    void (*judged)(const struct reserve_request *request);
     /* So many bytes have their pages now. Any thread. May be NULL. */
-    void (*took)(struct cairn_shard_job *job, const void *at, uint64_t bytes);
+    void (*took)(struct shard_job *job, const void *at, uint64_t bytes);
     /* CAIRN_ERR_NO_MEMORY, with the numbers; CAIRN_ERR_BUSY: another process kept the lock;
      * CAIRN_ERR_CANCELED: the job leaves. Then nothing may be counted on. Once; not after the shard was
      * closed. */
-    void (*done)(const struct cairn_reserve_request *request, cairn_status status,
+    void (*done)(const struct reserve_request *request, cairn_status status,
                  const struct cairn_sentence *why);
     /* for `done`, if it wants them */
     uint64_t member;
@@ -175,12 +171,11 @@ struct cairn_reserve_request {
 };
 
 /* CAIRN_ERR_NO_MEMORY: not begun. */
-CAIRN_MUST_CHECK cairn_status cairn_reserve_begin(const struct cairn_reserve_request *request,
-                                                  struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status reserve_begin(const struct reserve_request *request,
+                                            struct cairn_sentence *why);
 /* Within `prepare`: these bytes of an arena, which stays as it is until `done`. Neighbours become one. */
-CAIRN_MUST_CHECK cairn_status cairn_reserve_add(struct cairn_reserve *reserve,
-                                                const struct cairn_arena *arena, uint64_t from,
-                                                uint64_t bytes);
+CAIRN_MUST_CHECK cairn_status reserve_add(struct cairn_reserve *reserve, const struct arena *arena,
+                                          uint64_t from, uint64_t bytes);
 /* Bytes of shared memory that nobody uses any more. */
 struct cairn_span {
     void *at; /* at the beginning of a page */
@@ -188,12 +183,12 @@ struct cairn_span {
 };
 /* The pages of these go back to the system, when what was asked for before is made: who asks later may have
  * the same places. Takes the list, malloc'ed memory. They stay if there is no memory to do it. */
-void cairn_reserve_give(struct cairn_shard_job *job, struct cairn_span *spans, size_t span_count);
+void reserve_give(struct shard_job *job, struct cairn_span *spans, size_t span_count);
 /* The job leaves: its `done` follows soon. */
-void cairn_reserve_cancel(struct cairn_shard_job *job);
+void reserve_cancel(struct shard_job *job);
 /* Before the shard's pool is closed, and after it. */
-void cairn_reserves_stop(struct cairn_shard *shard);
-void cairn_reserves_free(struct cairn_shard *shard);
+void reserves_stop(struct cairn_shard *shard);
+void reserves_free(struct cairn_shard *shard);
 
 /* ==== plane ==== */
 
@@ -207,9 +202,9 @@ void cairn_reserves_free(struct cairn_shard *shard);
  * All planes of an element lie in one home: an update works in one. Elements are touched by works of their
  * home (base.h), by any thread; the thread that opens planes closes them. */
 
-struct cairn_area;
-struct cairn_area_place;
-struct cairn_works;
+struct area;
+struct area_place;
+struct works;
 
 /* The sums of the round at hand have no number on the wire. */
 #define CAIRN_PLANE_SUM CAIRN_PLANE_COUNT
@@ -225,92 +220,93 @@ struct cairn_form {
 };
 
 /* The plane is state: snapshots store it, and members fetch and write it. Any number may be asked. */
-bool cairn_plane_is_state(int plane);
-bool cairn_form_keeps(const struct cairn_form *form, enum cairn_plane plane);
+bool plane_is_state(int plane);
+bool form_keeps(const struct cairn_form *form, enum cairn_plane plane);
 /* The extent keeps the plane, and the plane is state. Any number may be asked. */
-bool cairn_form_stores(const struct cairn_form *form, int plane);
-cairn_dtype cairn_form_dtype(const struct cairn_form *form, enum cairn_plane plane);
+bool form_stores(const struct cairn_form *form, int plane);
+cairn_dtype form_dtype(const struct cairn_form *form, enum cairn_plane plane);
 /* The bytes of so many elements of the extent; 0: the extent does not keep the plane. */
-uint64_t cairn_form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems);
+uint64_t form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems);
 
 /* In host memory a plane stands by local element, a word of 4 bytes each: a blob's bytes stand dense where
  * its extent begins, and the rest of its words is never touched, as words of extents that do not keep it.
  * On a device what is not touched is taken, too: there the extents that keep a plane stand one behind the
  * other, each at a multiple of CAIRN_PLANE_ALIGN (memory.h). A plane that no extent keeps is empty. */
 struct cairn_planes {
-    const struct cairn_shard_map *map;     /* borrowed */
-    const struct cairn_form *forms;        /* borrowed: [map->extent_count] */
-    const struct cairn_area_place *places; /* borrowed: the same; NULL: no device */
+    const struct cairn_shard_map *map; /* borrowed */
+    const struct cairn_form *forms;    /* borrowed: [map->extent_count] */
+    const struct area_place *places;   /* borrowed: the same; NULL: no device */
     uint64_t host_from; /* at the beginning of a chunk; 0: no device; CAIRN_PLANES_ALL: all on it */
     uint64_t room_elems; /* local elements that there are addresses for in host memory, at least */
     bool parked;         /* what stands before host_from is in host memory for now: reshard.h */
-    struct cairn_arena host[CAIRN_PLANES]; /* owned; for memory.c alone */
-    struct cairn_area
-        *areas; /* owned; for memory.c and switch.c alone: what stands before host_from */
+    struct arena host[CAIRN_PLANES]; /* owned; for memory.c alone */
+    struct area *areas; /* owned; for memory.c and switch.c alone: what stands before host_from */
 };
 #define CAIRN_PLANES_ALL UINT64_MAX
 
 #define CAIRN_PLANE_ALIGN 512u
 /* Memory of a device is taken in multiples of this, since cards give it in such units. */
 #define CAIRN_PLANE_UNIT_BYTES ((uint64_t)2 << 20)
-static inline uint64_t cairn_plane_units(uint64_t bytes)
+static inline uint64_t plane_units(uint64_t bytes)
 {
     return (bytes + CAIRN_PLANE_UNIT_BYTES - 1) / CAIRN_PLANE_UNIT_BYTES * CAIRN_PLANE_UNIT_BYTES;
 }
 
 /* Where an extent's part on a device begins in a plane that has *end_bytes so far; adds it to them. */
-uint64_t cairn_plane_place(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems,
-                           uint64_t *end_bytes);
+uint64_t plane_place(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems,
+                     uint64_t *end_bytes);
 /* How many elements of an extent lie before a local element. */
-uint64_t cairn_extent_before(const struct cairn_local_extent *extent, uint64_t local_elem);
+uint64_t extent_before(const struct cairn_local_extent *extent, uint64_t local_elem);
 
 /* host_from of a map whose elements lie on a device, but for at least this fraction of them. */
-uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fraction);
+uint64_t planes_cut(const struct cairn_shard_map *map, double host_fraction);
 
 /* Up to which element they lie on a device now. */
-uint64_t cairn_planes_device_end(const struct cairn_planes *planes);
+uint64_t planes_device_end(const struct cairn_planes *planes);
 
 /* Opens a job's planes in host memory, all 0: elements from host_from on, which may later grow to
  * room_elems local elements. On CAIRN_ERR_NO_MEMORY `planes` is to be closed all the same. */
-CAIRN_MUST_CHECK cairn_status cairn_planes_open(struct cairn_planes *planes,
-                                                const struct cairn_shard_map *map,
-                                                const struct cairn_form *forms, uint64_t host_from,
-                                                uint64_t room_elems, struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status planes_open(struct cairn_planes *planes,
+                                          const struct cairn_shard_map *map,
+                                          const struct cairn_form *forms, uint64_t host_from,
+                                          uint64_t room_elems, struct cairn_sentence *why);
 /* The same on another thread: reserve.c. */
-void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard);
+void planes_release(struct cairn_planes *planes, struct cairn_shard *shard);
 /* Within `prepare` of a reserve: all that the extents keep in host memory, without the gaps between. */
-CAIRN_MUST_CHECK cairn_status cairn_planes_reserve(const struct cairn_planes *planes,
-                                                   struct cairn_reserve *reserve);
+CAIRN_MUST_CHECK cairn_status planes_reserve(const struct cairn_planes *planes,
+                                             struct cairn_reserve *reserve);
 /* Addresses for what another map of the same shard has, too: none of it has pages, none of what is there
  * moves. Planes in host memory alone. CAIRN_ERR_NO_MEMORY: some may have got theirs. */
-CAIRN_MUST_CHECK cairn_status cairn_planes_grow(struct cairn_planes *planes,
-                                                const struct cairn_shard_map *map,
-                                                const struct cairn_form *forms,
-                                                struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status planes_grow(struct cairn_planes *planes,
+                                          const struct cairn_shard_map *map,
+                                          const struct cairn_form *forms,
+                                          struct cairn_sentence *why);
 /* Within `prepare` of a reserve: of a plane in host memory, what so many elements take from a local one on;
  * `first`: the local element at which their extent begins, whose form it is. */
-CAIRN_MUST_CHECK cairn_status cairn_planes_reserve_elems(
-    const struct cairn_planes *planes, enum cairn_plane plane, const struct cairn_form *form,
-    uint64_t first, uint64_t local_elem, uint64_t elems, struct cairn_reserve *reserve);
+CAIRN_MUST_CHECK cairn_status planes_reserve_elems(const struct cairn_planes *planes,
+                                                   enum cairn_plane plane,
+                                                   const struct cairn_form *form, uint64_t first,
+                                                   uint64_t local_elem, uint64_t elems,
+                                                   struct cairn_reserve *reserve);
 /* The bytes of state that the extents keep. */
-uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes);
+uint64_t planes_state_bytes(const struct cairn_planes *planes);
 /* Where a local element of an extent stands, in its home. NULL: the extent does not keep the plane. */
-void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
-                      uint64_t local_elem);
+void *planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
+                uint64_t local_elem);
 /* The same of an extent that begins at local element `first`, of the map or of another one. */
-void *cairn_planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
-                           const struct cairn_area_place *place, enum cairn_plane plane,
-                           uint64_t first, uint64_t local_elem);
+void *planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
+                     const struct area_place *place, enum cairn_plane plane, uint64_t first,
+                     uint64_t local_elem);
 /* The same in host memory. */
-void *cairn_planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
-                           enum cairn_plane plane, uint64_t first, uint64_t local_elem);
-/* So many elements of the extent, from that one on, stand dense there, in cairn_form_dtype: up to the
+void *planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
+                     enum cairn_plane plane, uint64_t first, uint64_t local_elem);
+/* So many elements of the extent, from that one on, stand dense there, in form_dtype: up to the
  * extent's end, or to host_from. A chunk's always do. */
-uint64_t cairn_planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem);
+uint64_t planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem);
 /* Copies elements within an extent, of each plane of the state that both extents keep. */
-void cairn_planes_copy(struct cairn_works *works, const struct cairn_planes *to, size_t to_extent,
-                       uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,
-                       uint64_t from_elem, uint64_t elems);
+void planes_copy(struct works *works, const struct cairn_planes *to, size_t to_extent,
+                 uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,
+                 uint64_t from_elem, uint64_t elems);
 
 /* ==== area ==== */
 
@@ -323,57 +319,56 @@ void cairn_planes_copy(struct cairn_works *works, const struct cairn_planes *to,
  * Places are as constant as the view that has them (collect.h): any thread may follow them.
  * All else: loop thread. */
 
-struct cairn_area_segment {
+struct area_segment {
     bool is_gone; /* it went back to the device */
-    bool in_use;  /* of cairn_place_mark */
+    bool in_use;  /* of place_mark */
 };
 
-struct cairn_area {
-    struct cairn_area *next;             /* in planes.areas */
-    uint32_t refs;                       /* of that list, and of places */
-    struct cairn_arena arena;            /* owned */
-    struct cairn_arena to;               /* owned: where it goes, on its way: reshard.h */
-    struct cairn_area_segment *segments; /* owned: of the arena */
+struct area {
+    struct area *next;             /* in planes.areas */
+    uint32_t refs;                 /* of that list, and of places */
+    struct arena arena;            /* owned */
+    struct arena to;               /* owned: where it goes, on its way: reshard.h */
+    struct area_segment *segments; /* owned: of the arena */
 };
 
 /* Where an extent's part on a device stands. */
-struct cairn_area_place {
-    struct cairn_area *area;   /* counted; NULL: nothing of it lies on a device */
+struct area_place {
+    struct area *area;         /* counted; NULL: nothing of it lies on a device */
     uint64_t at[CAIRN_PLANES]; /* bytes, of the area; of planes that it keeps */
 };
 
 /* One more, at 0. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
-CAIRN_MUST_CHECK cairn_status cairn_area_add(struct cairn_planes *planes, struct cairn_home *device,
-                                             uint64_t bytes, struct cairn_area **area_out,
-                                             struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status area_add(struct cairn_planes *planes, struct cairn_home *device,
+                                       uint64_t bytes, struct area **area_out,
+                                       struct cairn_sentence *why);
 /* Counts one less; NULL is fine. */
-void cairn_area_unref(struct cairn_area *area);
+void area_unref(struct area *area);
 /* Gives back what nothing is in that is marked: places of so many elements each. Nothing works on it. */
-void cairn_areas_unmark(struct cairn_planes *planes);
-void cairn_place_mark(const struct cairn_area_place *place, const struct cairn_form *form,
-                      uint64_t elems);
-void cairn_areas_trim(struct cairn_planes *planes, struct cairn_shard *shard);
+void areas_unmark(struct cairn_planes *planes);
+void place_mark(const struct area_place *place, const struct cairn_form *form, uint64_t elems);
+void areas_trim(struct cairn_planes *planes, struct cairn_shard *shard);
 /* They lie on the device anew, whole: gives back what was given before. */
-void cairn_areas_give_gone(struct cairn_planes *planes);
+void areas_give_gone(struct cairn_planes *planes);
 /* The bytes that the areas take of the device, with the bytes that no element uses. */
-uint64_t cairn_areas_bytes(const struct cairn_planes *planes);
+uint64_t areas_bytes(const struct cairn_planes *planes);
 /* True if the segment of the area in which `at` lies went back to the device. */
-bool cairn_area_is_gone(const struct cairn_area *area, uint64_t at);
+bool area_is_gone(const struct area *area, uint64_t at);
 
 /* ==== release ==== */
 
 /* Memory goes back to the system on another thread. Loop thread. */
 
 /* The arena becomes CAIRN_ARENA_NONE: nobody touches that memory any more. */
-void cairn_release(struct cairn_shard *shard, struct cairn_arena *arena);
+void cairn_release(struct cairn_shard *shard, struct arena *arena);
 /* `free_it` frees `what` on that thread: nobody else knows of it any more. */
-void cairn_release_by(struct cairn_shard *shard, void (*free_it)(void *what), void *what);
+void release_by(struct cairn_shard *shard, void (*free_it)(void *what), void *what);
 /* When all that were released before are unmapped, the budget has the bytes again, and the request (may be
  * NULL) is answered. */
-void cairn_release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
-                         const struct cairn_request *request);
+void release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
+                   const struct cairn_request *request);
 /* With the shard, behind its pools. */
-void cairn_release_close(struct cairn_shard *shard);
+void release_close(struct cairn_shard *shard);
 
 /* ==== taken ==== */
 
@@ -381,25 +376,25 @@ void cairn_release_close(struct cairn_shard *shard);
  * while others
  * are still being made. */
 
-struct cairn_taken_span {
+struct taken_span {
     uintptr_t at, end;
 };
 
 struct cairn_taken {
     pthread_mutex_t mutex; /* of all that follows */
     pthread_cond_t changed;
-    struct cairn_taken_span *list; /* owned: none touches another */
+    struct taken_span *list; /* owned: none touches another */
     size_t count, capacity;
     bool is_over, all; /* no more of them come; all are there */
 };
 
-void cairn_taken_open(struct cairn_taken *taken);
-void cairn_taken_close(struct cairn_taken *taken);
+void taken_open(struct cairn_taken *taken);
+void taken_close(struct cairn_taken *taken);
 /* These are there. Any thread. */
-void cairn_taken_add(struct cairn_taken *taken, const void *at, uint64_t bytes);
+void taken_add(struct cairn_taken *taken, const void *at, uint64_t bytes);
 /* No more come: `all` are there, or it was given up. The first end holds. Any thread. */
-void cairn_taken_end(struct cairn_taken *taken, bool all);
+void taken_end(struct cairn_taken *taken, bool all);
 /* Until these are there. False: they will not be. Any thread. */
-bool cairn_taken_await(struct cairn_taken *taken, const void *at, uint64_t bytes);
+bool taken_await(struct cairn_taken *taken, const void *at, uint64_t bytes);
 
 #endif

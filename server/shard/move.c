@@ -16,40 +16,36 @@
 /* PartPrepare: the view of the next layout, the memory for what comes with it, and those who will ask for
  * what goes; all beside what the job goes by, so that it can be forgotten. */
 
-static const struct cairn_arriving_kind kind;
+static const struct arriving_kind kind;
 
-static const struct cairn_shard_view *move_kept(const struct cairn_shard_job *job);
-static uint64_t shift_bytes(const struct cairn_shard_job *job, const struct cairn_shard_view *next,
-                            const struct cairn_shard_view *kept);
-static cairn_status lots_list(const struct cairn_shard_view *now,
-                              const struct cairn_shard_view *next,
-                              const struct cairn_shard_view *kept, struct cairn_lots *out);
-static uint64_t move_bytes_beyond(const struct cairn_shard_job *job,
-                                  const struct cairn_shard_view *view,
-                                  const struct cairn_shard_view *beside);
-static void move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *part);
-static void move_trim(struct cairn_shard_job *job);
-static cairn_status shift_reserve(const struct cairn_shard_job *job,
-                                  const struct cairn_shard_view *next,
-                                  const struct cairn_shard_view *kept,
-                                  struct cairn_reserve *reserve);
-static void move_settle(struct cairn_shard_job *job);
+static const struct shard_view *move_kept(const struct shard_job *job);
+static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view *next,
+                            const struct shard_view *kept);
+static cairn_status lots_list(const struct shard_view *now, const struct shard_view *next,
+                              const struct shard_view *kept, struct lots *out);
+static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shard_view *view,
+                                  const struct shard_view *beside);
+static void move_part_drop(struct shard_job *job, struct move_part *part);
+static void move_trim(struct shard_job *job);
+static cairn_status shift_reserve(const struct shard_job *job, const struct shard_view *next,
+                                  const struct shard_view *kept, struct cairn_reserve *reserve);
+static void move_settle(struct shard_job *job);
 
-static const Cairn__PartPrepare *message_of(const struct cairn_arriving *arriving)
+static const Cairn__PartPrepare *message_of(const struct arriving *arriving)
 {
     return (const Cairn__PartPrepare *)arriving->message;
 }
 
 /* ---- judging ---- */
 
-static cairn_status judge_prepare(struct cairn_shard_job *job, const Cairn__PartPrepare *message,
+static cairn_status judge_prepare(struct shard_job *job, const Cairn__PartPrepare *message,
                                   struct cairn_sentence *why)
 {
     const uint64_t in_force = job->view->layout->version;
     if (job->state != CAIRN_JOB_SERVING)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
-    cairn_pins_unprepare(job);
-    cairn_pins_hurry(job);
+    pins_unprepare(job);
+    pins_hurry(job);
     if (job->park.is_under_way || job->planes.parked || job->pins.list != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "the state of job %s is being moved or saved here: ask again",
@@ -80,13 +76,13 @@ static bool same_owners(const struct cairn_layout *layout, const struct cairn_la
 
 /* While what came or went is not settled, the one way is back: to the owners of before; and from there on
  * nowhere else. */
-static cairn_status judge_table(const struct cairn_shard_job *job, uint64_t wanted,
+static cairn_status judge_table(const struct shard_job *job, uint64_t wanted,
                                 const struct cairn_layout *layout, struct cairn_sentence *why)
 {
     if (layout->version != wanted)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "the pages are of layout %llu",
                           (unsigned long long)layout->version);
-    const struct cairn_shard_view *kept = move_kept(job);
+    const struct shard_view *kept = move_kept(job);
     if (job->move.now == NULL ||
         same_owners(layout, kept != NULL ? kept->layout : job->view->layout))
         return CAIRN_OK;
@@ -110,8 +106,8 @@ static uint64_t more(uint64_t next, uint64_t now)
 }
 
 /* All of it, or nothing. */
-static cairn_status take_budget(struct cairn_shard_job *job, struct cairn_move_part *part,
-                                uint64_t room, uint64_t staging, struct cairn_sentence *why)
+static cairn_status take_budget(struct shard_job *job, struct move_part *part, uint64_t room,
+                                uint64_t staging, struct cairn_sentence *why)
 {
     char what[CAIRN_NAME_MAX + 64];
     const uint64_t published = more(part->view->published_bytes, job->view->published_bytes),
@@ -119,7 +115,7 @@ static cairn_status take_budget(struct cairn_shard_job *job, struct cairn_move_p
     snprintf(what, sizeof what, "what comes of job %s with layout %llu", job->spec.name,
              (unsigned long long)part->view->layout->version);
     const uint64_t shifted = shift_bytes(job, part->view, move_kept(job));
-    const cairn_status status = cairn_budget_take(
+    const cairn_status status = budget_take(
         &job->shard->memory.budget, room + shifted + staging + published + tables, what, why);
     if (status != CAIRN_OK) return status;
     job->memory.state += (part->room = room) + (part->shifted = shifted);
@@ -130,44 +126,44 @@ static cairn_status take_budget(struct cairn_shard_job *job, struct cairn_move_p
 }
 
 /* The layout does not come into force: what is its alone is given back. */
-static void give_budget(struct cairn_shard_job *job, const struct cairn_move_part *part)
+static void give_budget(struct shard_job *job, const struct move_part *part)
 {
-    cairn_shard_job_give(job, &job->memory.state, part->room + part->shifted);
-    cairn_shard_job_give(job, &job->memory.published, part->published);
-    cairn_shard_job_give(job, &job->memory.tables, part->tables);
+    shard_job_give(job, &job->memory.state, part->room + part->shifted);
+    shard_job_give(job, &job->memory.published, part->published);
+    shard_job_give(job, &job->memory.tables, part->tables);
 }
 
-static cairn_status open_take(struct cairn_shard_job *job, struct cairn_move_part *part,
+static cairn_status open_take(struct shard_job *job, struct move_part *part,
                               const Cairn__PartPrepare *message, struct cairn_sentence *why)
 {
     const Cairn__Mover *mover = mover_of(message);
-    struct cairn_lots lots;
+    struct lots lots;
     if (lots_list(job->view, part->view, move_kept(job), &lots) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
     part->comes = lots.bytes;
     if (lots.count == 0) return take_budget(job, part, 0, 0, why);
     if (mover == NULL) {
-        cairn_lots_release(&lots);
+        lots_release(&lots);
         return cairn_fail(why, CAIRN_ERR_MALFORMED,
                           "state comes to shard %s, and it was not told as whom it may ask",
                           job->shard->name);
     }
     const cairn_status status = take_budget(job, part,
                                             move_bytes_beyond(job, part->view, job->view),
-                                            cairn_take_staging_bytes(job, &lots), why);
+                                            take_staging_bytes(job, &lots), why);
     if (status != CAIRN_OK) {
-        cairn_lots_release(&lots);
+        lots_release(&lots);
         return status;
     }
-    return cairn_take_open(job, part->view, &lots, mover, message->shards, message->n_shards,
-                           &part->take, why);
+    return take_open(job, part->view, &lots, mover, message->shards, message->n_shards, &part->take,
+                     why);
 }
 
 /* ---- those who will ask ---- */
 
 /* Something of what we give may be the mover's. */
-static cairn_status let_in(struct cairn_shard_job *job, struct cairn_move_part *part,
-                           const Cairn__Mover *mover, struct cairn_sentence *why)
+static cairn_status let_in(struct shard_job *job, struct move_part *part, const Cairn__Mover *mover,
+                           struct cairn_sentence *why)
 {
     Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
     join.job = job->number;
@@ -179,12 +175,12 @@ static cairn_status let_in(struct cairn_shard_job *job, struct cairn_move_part *
     cairn_status status = cairn_member_join(job, &join, why);
     if (status != CAIRN_OK) return status;
     part->movers[part->mover_count++] = mover->member;
-    struct cairn_member *member = cairn_member_find(job, mover->member);
+    struct cairn_member *member = member_find(job, mover->member);
     member->is_mover = true;
-    return cairn_reply_keep(member, why);
+    return reply_keep(member, why);
 }
 
-static cairn_status let_all_in(struct cairn_shard_job *job, struct cairn_move_part *part,
+static cairn_status let_all_in(struct shard_job *job, struct move_part *part,
                                const Cairn__PartPrepare *message, struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
@@ -203,59 +199,59 @@ static cairn_status let_all_in(struct cairn_shard_job *job, struct cairn_move_pa
 /* A PartPrepare that waits until what was given, or prepared before it, is forgotten. */
 static void move_go_on(struct cairn_shard *shard, uint64_t job)
 {
-    for (struct cairn_arriving *a = shard->arriving, *next; a != NULL; a = next) {
+    for (struct arriving *a = shard->arriving, *next; a != NULL; a = next) {
         next = a->next;
-        if (a->kind != &kind || !cairn_arriving_whole(a) || message_of(a)->job != job) continue;
+        if (a->kind != &kind || !arriving_whole(a) || message_of(a)->job != job) continue;
         kind.whole(shard, a);
         return;
     }
 }
 
 /* Forgets the prepared layout and gives back what it took. Only a layout that comes into force
- * leaves that to the job: cairn_move_on_fence. */
-static void forget(struct cairn_shard_job *job)
+ * leaves that to the job: move_on_fence. */
+static void forget(struct shard_job *job)
 {
-    struct cairn_move_part *part = job->move.next;
+    struct move_part *part = job->move.next;
     struct cairn_sentence why;
     job->move.next = NULL;
     cairn_sentence_set(&why, "layout %llu is not wanted any more",
                        (unsigned long long)part->view->layout->version);
-    cairn_session_answer(job->shard, &part->asked, CAIRN_ERR_CANCELED, &why);
-    if (part->room > 0) cairn_shard_view_give(job, part->view);
+    session_answer(job->shard, &part->asked, CAIRN_ERR_CANCELED, &why);
+    if (part->room > 0) shard_view_give(job, part->view);
     give_budget(job, part);
     move_part_drop(job, part);
     move_trim(job);
 }
 
 /* The prepared layout is not to come into force. */
-static void move_forget(struct cairn_shard_job *job)
+static void move_forget(struct shard_job *job)
 {
     if (job->move.next == NULL) return;
     job->move.next->is_unwanted = true;
     if (job->move.next->is_ready) forget(job); // else when its pages are made
 }
 
-static cairn_status add_room(struct cairn_reserve *reserve, struct cairn_shard_job *job)
+static cairn_status add_room(struct cairn_reserve *reserve, struct shard_job *job)
 {
-    const struct cairn_move_part *part = job->move.next;
+    const struct move_part *part = job->move.next;
     cairn_status status = shift_reserve(job, part->view, move_kept(job), reserve);
     if (part->take == NULL) return status; // nothing comes
-    if (status == CAIRN_OK) status = cairn_shard_view_reserve(job, part->view, reserve);
-    return status == CAIRN_OK ? cairn_take_reserve(part->take, reserve) : status;
+    if (status == CAIRN_OK) status = shard_view_reserve(job, part->view, reserve);
+    return status == CAIRN_OK ? take_reserve(part->take, reserve) : status;
 }
 
-static void on_room(const struct cairn_reserve_request *request, cairn_status status,
+static void on_room(const struct reserve_request *request, cairn_status status,
                     const struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = request->job;
+    struct shard_job *job = request->job;
     struct cairn_shard *shard = job->shard;
-    struct cairn_move_part *part = job->move.next;
+    struct move_part *part = job->move.next;
     if (part == NULL) return; // the job leaves
     part->is_ready = true;
     if (status != CAIRN_OK) {
         cairn_log_warn("layout %llu of job %s is refused: %s",
                        (unsigned long long)part->view->layout->version, job->spec.name, why->text);
-        cairn_session_answer(shard, &part->asked, status, why);
+        session_answer(shard, &part->asked, status, why);
         part->is_unwanted = true;
     }
     if (part->is_unwanted) {
@@ -267,36 +263,36 @@ static void on_room(const struct cairn_reserve_request *request, cairn_status st
     cairn_log_info("job %s: layout %llu is prepared: %llu bytes of state come, and %zu shards take",
                    job->spec.name, (unsigned long long)part->view->layout->version,
                    (unsigned long long)part->comes, part->mover_count);
-    cairn_session_answer(shard, &part->asked, CAIRN_OK, NULL);
+    session_answer(shard, &part->asked, CAIRN_OK, NULL);
 }
 
-static cairn_status fill(struct cairn_shard_job *job, struct cairn_move_part *part,
-                         const struct cairn_arriving *arriving, struct cairn_sentence *why)
+static cairn_status fill(struct shard_job *job, struct move_part *part,
+                         const struct arriving *arriving, struct cairn_sentence *why)
 {
     const Cairn__PartPrepare *message = message_of(arriving);
-    const struct cairn_reserve_request request = {
+    const struct reserve_request request = {
         .job = job, .what = "what comes with a layout", .prepare = add_room, .done = on_room
     };
     struct cairn_layout *layout;
-    cairn_status status = cairn_shard_job_layout(job, &arriving->paged[0], &layout, why);
+    cairn_status status = shard_job_layout(job, &arriving->paged[0], &layout, why);
     if (status != CAIRN_OK) return status;
     status = judge_table(job, message->layout, layout, why);
     if (status != CAIRN_OK) {
         cairn_layout_close(layout);
         return status;
     }
-    const struct cairn_shard_view *kept = move_kept(job);
-    status = cairn_shard_view_next(job, layout, message->shard_index,
-                                   kept != NULL ? kept : job->view, &part->view, why);
+    const struct shard_view *kept = move_kept(job);
+    status = shard_view_next(job, layout, message->shard_index, kept != NULL ? kept : job->view,
+                             &part->view, why);
     if (status == CAIRN_OK) status = open_take(job, part, message, why);
     if (status == CAIRN_OK) status = let_all_in(job, part, message, why);
-    return status == CAIRN_OK ? cairn_reserve_begin(&request, why) : status;
+    return status == CAIRN_OK ? reserve_begin(&request, why) : status;
 }
 
-static cairn_status begin(struct cairn_shard_job *job, const struct cairn_arriving *arriving,
+static cairn_status begin(struct shard_job *job, const struct arriving *arriving,
                           struct cairn_sentence *why)
 {
-    struct cairn_move_part *part = calloc(1, sizeof *part);
+    struct move_part *part = calloc(1, sizeof *part);
     if (part == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
     cairn_log_debug("job %s: layout %llu is to be prepared", job->spec.name,
                     (unsigned long long)message_of(arriving)->layout);
@@ -304,7 +300,7 @@ static cairn_status begin(struct cairn_shard_job *job, const struct cairn_arrivi
     job->move.next = part;
     const cairn_status status = fill(job, part, arriving, why);
     if (status == CAIRN_OK) {
-        part->asked = cairn_session_request(job->shard, arriving->request);
+        part->asked = session_request(job->shard, arriving->request);
         return CAIRN_OK;
     }
     job->move.next = NULL;
@@ -314,9 +310,9 @@ static cairn_status begin(struct cairn_shard_job *job, const struct cairn_arrivi
     return status;
 }
 
-static void whole(struct cairn_shard *shard, struct cairn_arriving *arriving)
+static void whole(struct cairn_shard *shard, struct arriving *arriving)
 {
-    struct cairn_shard_job *job = cairn_shard_job_find(shard, message_of(arriving)->job);
+    struct shard_job *job = shard_job_find(shard, message_of(arriving)->job);
     struct cairn_sentence why;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     cairn_sentence_set(&why, "shard %s does not hold that job", shard->name);
@@ -329,21 +325,21 @@ static void whole(struct cairn_shard *shard, struct cairn_arriving *arriving)
     }
     if (status == CAIRN_OK) status = begin(job, arriving, &why);
     if (status == CAIRN_OK)
-        cairn_arriving_drop(shard, arriving); // on_room answers
+        arriving_drop(shard, arriving); // on_room answers
     else
-        cairn_arriving_end(shard, arriving, status, &why);
+        arriving_end(shard, arriving, status, &why);
 }
 
-static const struct cairn_arriving_kind kind = {
+static const struct arriving_kind kind = {
     .name = "a layout",
     .what = { CAIRN_PAGE_LAYOUT },
     .whole = whole,
 };
 
-void cairn_move_on_prepare(struct cairn_shard *shard, uint32_t request, Cairn__PartPrepare *message)
+void move_on_prepare(struct cairn_shard *shard, uint32_t request, Cairn__PartPrepare *message)
 {
     const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { message->layout_bytes };
-    cairn_arriving_begin(shard, &kind, request, &message->base, bytes);
+    arriving_begin(shard, &kind, request, &message->base, bytes);
 }
 
 /* Ends the PartPrepares of that layout that still wait. */
@@ -352,17 +348,17 @@ static void end_waiting(struct cairn_shard *shard, const Cairn__PartUnprepare *m
     struct cairn_sentence why;
     cairn_sentence_set(&why, "layout %llu is not wanted any more",
                        (unsigned long long)message->layout);
-    for (struct cairn_arriving *a = shard->arriving, *next; a != NULL; a = next) {
+    for (struct arriving *a = shard->arriving, *next; a != NULL; a = next) {
         next = a->next;
         if (a->kind == &kind && message_of(a)->job == message->job &&
             message_of(a)->layout == message->layout)
-            cairn_arriving_end(shard, a, CAIRN_ERR_CANCELED, &why);
+            arriving_end(shard, a, CAIRN_ERR_CANCELED, &why);
     }
 }
 
-void cairn_move_on_unprepare(struct cairn_shard_job *job, const Cairn__PartUnprepare *message)
+void move_on_unprepare(struct shard_job *job, const Cairn__PartUnprepare *message)
 {
-    const struct cairn_move_part *part = job->move.next;
+    const struct move_part *part = job->move.next;
     end_waiting(job->shard, message);
     if (part != NULL && part->view->layout->version == message->layout) move_forget(job);
 }
@@ -373,7 +369,7 @@ void cairn_move_on_unprepare(struct cairn_shard_job *job, const Cairn__PartUnpre
 
 /* Forgets a change of the layout: shards that take from us by it leave, its take is not awaited any
  * more, and what it took of the budget for itself goes back. NULL is fine. */
-static void move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *part)
+static void move_part_drop(struct shard_job *job, struct move_part *part)
 {
     if (part == NULL) return;
     const bool ends = job->shard->closing || job->state == CAIRN_JOB_LEAVING;
@@ -382,16 +378,16 @@ static void move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *
     if (job->shard->closing && part->take != NULL)
         cairn_take_free(part->take);
     else
-        cairn_take_leave(part->take);
-    cairn_shard_job_give(job, &job->memory.staging, part->staging);
-    cairn_shard_view_unref(part->view);
+        take_leave(part->take);
+    shard_job_give(job, &job->memory.staging, part->staging);
+    shard_view_unref(part->view);
     free(part->movers);
     free(part);
 }
 
 /* The view before the one in force, while its state is still here: parts of it need not come again.
  * NULL: it is settled, or the view in force has gone back to it. */
-static const struct cairn_shard_view *move_kept(const struct cairn_shard_job *job)
+static const struct shard_view *move_kept(const struct shard_job *job)
 {
     return job->move.now != NULL && !job->move.now->is_back ? job->move.before : NULL;
 }
@@ -399,49 +395,48 @@ static const struct cairn_shard_view *move_kept(const struct cairn_shard_job *jo
 /* ---- bytes ---- */
 
 struct sum {
-    const struct cairn_shard_view *view;
+    const struct shard_view *view;
     uint64_t bytes;
 };
 
-static void add_run_part(void *context, const struct cairn_shard_view_run *run)
+static void add_run_part(void *context, const struct shard_view_run *run)
 {
     struct sum *sum = context;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
-        sum->bytes += cairn_form_bytes(&sum->view->forms[run->extent], p, run->elem_count);
+        sum->bytes += form_bytes(&sum->view->forms[run->extent], p, run->elem_count);
 }
 
 /* The bytes, over all planes in host memory, that `view` has and `beside` does not have. */
-static uint64_t move_bytes_beyond(const struct cairn_shard_job *job,
-                                  const struct cairn_shard_view *view,
-                                  const struct cairn_shard_view *beside)
+static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shard_view *view,
+                                  const struct shard_view *beside)
 {
     struct sum sum = { .view = view };
-    if (job->planes.host_from == 0) cairn_shard_view_beyond(view, beside, add_run_part, &sum);
+    if (job->planes.host_from == 0) shard_view_beyond(view, beside, add_run_part, &sum);
     return sum.bytes;
 }
 
 /* Gives back the device memory that no view uses any more: neither the one in force, nor the
  * prepared one, nor the one before that is not settled. */
-static void move_trim(struct cairn_shard_job *job)
+static void move_trim(struct shard_job *job)
 {
     const struct cairn_move *move = &job->move;
-    const struct cairn_shard_view *views[] = { job->view, move->before,
-                                               move->next != NULL ? move->next->view : NULL };
+    const struct shard_view *views[] = { job->view, move->before,
+                                         move->next != NULL ? move->next->view : NULL };
     // State may still come to a place that was given up: then the next call tries again.
     if (job->planes.host_from == 0 || move->leaving != NULL || job->shard->closing) return;
-    cairn_shard_views_keep(views, sizeof views / sizeof *views, &job->planes, job->shard);
-    job->memory.device = cairn_shard_job_device_bytes(job, false);
+    shard_views_keep(views, sizeof views / sizeof *views, &job->planes, job->shard);
+    job->memory.device = shard_job_device_bytes(job, false);
 }
 
 /* ---- time ---- */
 
 /* True: something is waited for. */
-static bool tick_job(struct cairn_shard_job *job, uint64_t now_ms)
+static bool tick_job(struct shard_job *job, uint64_t now_ms)
 {
     bool waits = false;
     if (job->move.now != NULL && job->move.now->take != NULL)
-        waits = cairn_take_tick(job->move.now->take, now_ms);
-    cairn_move_rests(job);
+        waits = take_tick(job->move.now->take, now_ms);
+    move_rests(job);
     if (job->move.is_settling) move_settle(job);
     return waits || job->move.is_settling || job->move.fence.epoch != 0;
 }
@@ -450,12 +445,12 @@ static void on_tick(uv_timer_t *timer)
 {
     const struct cairn_shard *shard = timer->data;
     bool waits = false;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         if (job->state == CAIRN_JOB_SERVING && tick_job(job, uv_now(shard->loop))) waits = true;
     if (!waits) uv_timer_stop(timer);
 }
 
-void cairn_move_wake(struct cairn_shard *shard)
+void move_wake(struct cairn_shard *shard)
 {
     if (shard->closing || uv_is_active((uv_handle_t *)&shard->move_timer)) return;
     uv_timer_start(&shard->move_timer, on_tick, TICK_MS, TICK_MS);
@@ -469,7 +464,7 @@ struct shift {
     const struct cairn_local_extent *extent, *was;
 };
 
-static const struct cairn_local_extent *find(const struct cairn_shard_view *view,
+static const struct cairn_local_extent *find(const struct shard_view *view,
                                              const struct cairn_local_extent *extent)
 {
     return view == NULL
@@ -478,8 +473,8 @@ static const struct cairn_local_extent *find(const struct cairn_shard_view *view
 }
 
 /* The extent of that number, or the first behind it, that shifts; *number: the one behind it. False: none. */
-static bool find_shift(const struct cairn_shard_job *job, const struct cairn_shard_view *next,
-                       const struct cairn_shard_view *kept, size_t *number, struct shift *out)
+static bool find_shift(const struct shard_job *job, const struct shard_view *next,
+                       const struct shard_view *kept, size_t *number, struct shift *out)
 {
     if (job->planes.host_from > 0) return false; // on a device a part stays where it is
     while (*number < next->table.map.extent_count) {
@@ -497,151 +492,148 @@ static bool find_shift(const struct cairn_shard_job *job, const struct cairn_sha
 }
 
 /* The bytes of all that shifts with `next` and is in the job's view, or in `kept` (may be NULL). */
-static uint64_t shift_bytes(const struct cairn_shard_job *job, const struct cairn_shard_view *next,
-                            const struct cairn_shard_view *kept)
+static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view *next,
+                            const struct shard_view *kept)
 {
     struct shift shift;
     uint64_t bytes = 0;
     for (size_t number = 0; find_shift(job, next, kept, &number, &shift);)
         for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
-            bytes += cairn_form_bytes(shift.form, p, shift.extent->elem_count);
+            bytes += form_bytes(shift.form, p, shift.extent->elem_count);
     return bytes;
 }
 
 /* Within `prepare` of a reserve: reserves the places to which state shifts. */
-static cairn_status shift_reserve(const struct cairn_shard_job *job,
-                                  const struct cairn_shard_view *next,
-                                  const struct cairn_shard_view *kept,
-                                  struct cairn_reserve *reserve)
+static cairn_status shift_reserve(const struct shard_job *job, const struct shard_view *next,
+                                  const struct shard_view *kept, struct cairn_reserve *reserve)
 {
     struct shift shift;
     cairn_status status = CAIRN_OK;
     for (size_t number = 0; find_shift(job, next, kept, &number, &shift);) {
         const uint64_t first = shift.extent->local_elem;
         for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-            status = cairn_planes_reserve_elems(&job->planes, p, shift.form, first, first,
-                                                shift.extent->elem_count, reserve);
+            status = planes_reserve_elems(&job->planes, p, shift.form, first, first,
+                                          shift.extent->elem_count, reserve);
     }
     return status;
 }
 
 /* Copies what shifts, before the job goes on in `next`. Not CAIRN_OK: the job may not go on in
  * it. */
-static cairn_status shift_copy(struct cairn_shard_job *job, const struct cairn_shard_view *next,
-                               const struct cairn_shard_view *kept, struct cairn_sentence *why)
+static cairn_status shift_copy(struct shard_job *job, const struct shard_view *next,
+                               const struct shard_view *kept, struct cairn_sentence *why)
 {
-    struct cairn_works *works = cairn_compute_loop(&job->shard->host);
+    struct works *works = compute_loop(&job->shard->host);
     struct shift shift;
     for (size_t number = 0; find_shift(job, next, kept, &number, &shift);) {
         const uint64_t first = shift.extent->local_elem, was = shift.was->local_elem,
                        skipped = shift.extent->first_elem - shift.was->first_elem;
         for (int p = 0; p < CAIRN_PLANES; p++) {
-            if (!cairn_form_stores(shift.form, p)) continue;
+            if (!form_stores(shift.form, p)) continue;
             const enum cairn_plane plane = (enum cairn_plane)p;
-            cairn_works_copy(
-                works, cairn_planes_host_at(&job->planes, shift.form, plane, first, first),
-                cairn_planes_host_at(&job->planes, shift.form, plane, was, was + skipped),
-                (size_t)cairn_form_bytes(shift.form, plane, shift.extent->elem_count));
+            works_copy(works, planes_host_at(&job->planes, shift.form, plane, first, first),
+                       planes_host_at(&job->planes, shift.form, plane, was, was + skipped),
+                       (size_t)form_bytes(shift.form, plane, shift.extent->elem_count));
         }
     }
-    return cairn_works_run(works, why);
+    return works_run(works, why);
 }
 
 /* ==== force ==== */
 
 #define PINS_MS 30000 /* that a Fence waits for snapshots */
 
-static uint64_t version_of(const struct cairn_move_part *part)
+static uint64_t version_of(const struct move_part *part)
 {
     return part->view->layout->version;
 }
 
 /* ---- it is whole ---- */
 
-static void tell_moved(struct cairn_shard_job *job)
+static void tell_moved(struct shard_job *job)
 {
-    const struct cairn_move_part *now = job->move.now;
+    const struct move_part *now = job->move.now;
     Cairn__PartMoved moved = CAIRN__PART_MOVED__INIT;
     moved.job = job->number;
     moved.layout = job->view->layout->version;
     moved.bytes = now != NULL ? now->moved_bytes : 0;
     moved.us = now != NULL ? now->moved_us : 0;
-    cairn_session_send(job->shard, CAIRN_MSG_PART_MOVED, 0, &moved.base);
+    session_send(job->shard, CAIRN_MSG_PART_MOVED, 0, &moved.base);
     cairn_log_debug("job %s: layout %llu: the coordinator is told that all is here", job->spec.name,
                     (unsigned long long)moved.layout);
 }
 
 static void on_taken(struct cairn_take *take)
 {
-    struct cairn_shard_job *job = cairn_take_job(take);
-    struct cairn_move_part *now = job->move.now;
-    (void)cairn_take_is_done(take, &now->moved_bytes, &now->moved_us);
+    struct shard_job *job = take_job(take);
+    struct move_part *now = job->move.now;
+    (void)take_is_done(take, &now->moved_bytes, &now->moved_us);
     cairn_log_info("job %s: layout %llu: all that comes is here: %llu bytes in %llu us",
                    job->spec.name, (unsigned long long)version_of(now),
                    (unsigned long long)now->moved_bytes, (unsigned long long)now->moved_us);
     now->take = NULL;
-    cairn_shard_job_give(job, &job->memory.staging, now->staging);
+    shard_job_give(job, &job->memory.staging, now->staging);
     now->staging = 0;
-    cairn_take_leave(take);
-    cairn_published_forget_params(job);
+    take_leave(take);
+    published_forget_params(job);
     tell_moved(job);
-    cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_WHOLE });
-    cairn_fetch_deferred(job);
+    own_step(job, &(struct step_event) { .kind = CAIRN_STEP_WHOLE });
+    fetch_deferred(job);
 }
 
 /* A part that joined has heard at which version the job is: it has nothing of it, and so all. */
-static void note_version(struct cairn_shard_job *job)
+static void note_version(struct shard_job *job)
 {
     struct cairn_published *newest = &job->versions.copies[job->versions.newest];
-    const struct cairn_version version = cairn_step_version(job->collector.step);
+    const struct cairn_version version = step_version(job->collector.step);
     if (newest->view->table.map.elem_count == 0 &&
         cairn_version_compare(newest->version, version) < 0)
         newest->version = version;
 }
 
-void cairn_move_on_resolve(struct cairn_shard_job *job, uint64_t epoch)
+void move_on_resolve(struct shard_job *job, uint64_t epoch)
 {
-    struct cairn_move_part *now = job->move.now;
+    struct move_part *now = job->move.now;
     if (job->load.joins) note_version(job);
     if ((!job->move.has_moved && !job->load.joins) || job->state != CAIRN_JOB_SERVING ||
-        epoch != cairn_step_epoch(job->collector.step) || job->move.fence.epoch != 0)
+        epoch != step_epoch(job->collector.step) || job->move.fence.epoch != 0)
         return;
     if (now == NULL || now->take == NULL) {
         tell_moved(job);
-    } else if (!cairn_take_is_begun(now->take)) {
+    } else if (!take_is_begun(now->take)) {
         cairn_log_debug("job %s: layout %llu: what comes is asked for", job->spec.name,
                         (unsigned long long)version_of(now));
-        cairn_take_begin(now->take, cairn_step_version(job->collector.step), on_taken);
-        cairn_move_wake(job->shard);
+        take_begin(now->take, step_version(job->collector.step), on_taken);
+        move_wake(job->shard);
     }
 }
 
 /* ---- it comes into force ---- */
 
-static void tell_core(struct cairn_shard_job *job, uint64_t epoch)
+static void tell_core(struct shard_job *job, uint64_t epoch)
 {
-    cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
-    cairn_relay_on_fence(job, epoch);
+    own_step(job, &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
+    relay_on_fence(job, epoch);
 }
 
-static void force(struct cairn_shard_job *job)
+static void force(struct shard_job *job)
 {
     struct cairn_move *move = &job->move;
-    struct cairn_move_part *part = move->next;
-    struct cairn_shard_view *before = cairn_shard_view_ref(job->view);
+    struct move_part *part = move->next;
+    struct shard_view *before = shard_view_ref(job->view);
     const uint64_t epoch = move->fence.epoch;
     struct cairn_sentence why;
     move->fence.epoch = 0;
     cairn_status status = shift_copy(job, part->view, move_kept(job), &why);
-    if (status == CAIRN_OK) status = cairn_shard_job_switch(job, part->view, &why);
+    if (status == CAIRN_OK) status = shard_job_switch(job, part->view, &why);
     if (status != CAIRN_OK) {
-        cairn_shard_view_unref(before);
-        cairn_shard_job_fault(job, why.text);
+        shard_view_unref(before);
+        shard_job_fault(job, why.text);
         return;
     }
     part->is_back = move->now != NULL;
     move_part_drop(job, move->now); // of a way that was given up
-    cairn_shard_view_unref(move->before);
+    shard_view_unref(move->before);
     move->next = NULL;
     move->now = part;
     move->before = before;
@@ -652,36 +644,34 @@ static void force(struct cairn_shard_job *job)
                    job->spec.name, (unsigned long long)version_of(part), (unsigned long long)epoch,
                    (unsigned long long)job->view->table.map.elem_count,
                    (unsigned long long)part->comes);
-    if (part->take != NULL)
-        cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_LACKS_STATE });
+    if (part->take != NULL) own_step(job, &(struct step_event) { .kind = CAIRN_STEP_LACKS_STATE });
     tell_core(job, epoch);
     move_go_on(job->shard, job->number); // what was to be prepared meanwhile
 }
 
 /* True if the prepared layout is the one in force, under another number. */
-static bool is_renamed(const struct cairn_shard_job *job)
+static bool is_renamed(const struct shard_job *job)
 {
-    const struct cairn_move_part *next = job->move.next;
+    const struct move_part *next = job->move.next;
     return next->take == NULL && cairn_layout_same(job->view->layout, next->view->layout);
 }
 
 /* Nothing moves, and what is open, prepared or being applied goes on. */
-static void rename_layout(struct cairn_shard_job *job)
+static void rename_layout(struct shard_job *job)
 {
     job->view->layout->version = version_of(job->move.next);
     job->move.has_moved = true;
-    cairn_relay_leave(job);
+    relay_leave(job);
     move_forget(job);
     cairn_log_info("job %s: layout %llu is in force, and all stays where it is", job->spec.name,
                    (unsigned long long)job->view->layout->version);
 }
 
 /* True if the Fence may bring layout `layout`; else `why` says why not. */
-static bool judge_force(const struct cairn_shard_job *job, uint64_t layout,
-                        struct cairn_sentence *why)
+static bool judge_force(const struct shard_job *job, uint64_t layout, struct cairn_sentence *why)
 {
-    const struct cairn_move_part *next = job->move.next;
-    const enum cairn_step_phase phase = cairn_step_phase_of(job->collector.step);
+    const struct move_part *next = job->move.next;
+    const enum cairn_step_phase phase = step_phase_of(job->collector.step);
     if (next == NULL || !next->is_ready || version_of(next) != layout) {
         cairn_sentence_set(why,
                            "a Fence brings layout %llu, and layout %llu is in force here, with %s "
@@ -704,13 +694,13 @@ static bool judge_force(const struct cairn_shard_job *job, uint64_t layout,
 /* Handles a Fence that does not bring the prepared layout: a member that came or went has changed
  * the epoch, and the slice goes on. If the layout was prepared in another session it is forgotten,
  * since that session may have said that it is not wanted, and the message was lost. */
-static void keep_or_forget(struct cairn_shard_job *job)
+static void keep_or_forget(struct shard_job *job)
 {
-    const struct cairn_move_part *next = job->move.next;
+    const struct move_part *next = job->move.next;
     if (next != NULL && next->session != job->shard->session.serial) move_forget(job);
 }
 
-bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t layout)
+bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
 {
     struct cairn_sentence why;
     job->move.fence.epoch = 0; // a later word counts
@@ -720,7 +710,7 @@ bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t l
         return false;
     }
     if (!judge_force(job, layout, &why)) {
-        cairn_shard_job_fault(job, why.text);
+        shard_job_fault(job, why.text);
         return true;
     }
     cairn_log_debug("job %s: a Fence brings layout %llu", job->spec.name,
@@ -731,21 +721,21 @@ bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t l
     }
     job->move.fence.epoch = epoch;
     job->move.fence.since_ms = uv_now(job->shard->loop);
-    cairn_pins_unprepare(job);
-    cairn_pins_hurry(job);  // it waits for them
-    cairn_write_close(job); // of a round that is void
-    cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_GIVE_UP });
-    cairn_move_rests(job);
-    if (job->move.fence.epoch != 0) cairn_move_wake(job->shard);
+    pins_unprepare(job);
+    pins_hurry(job);  // it waits for them
+    write_close(job); // of a round that is void
+    own_step(job, &(struct step_event) { .kind = CAIRN_STEP_GIVE_UP });
+    move_rests(job);
+    if (job->move.fence.epoch != 0) move_wake(job->shard);
     return true;
 }
 
-void cairn_move_rests(struct cairn_shard_job *job)
+void move_rests(struct shard_job *job)
 {
-    if (job->move.fence.epoch != 0 && !cairn_pins_rest(job) &&
+    if (job->move.fence.epoch != 0 && !pins_rest(job) &&
         uv_now(job->shard->loop) - job->move.fence.since_ms > PINS_MS)
-        cairn_pin_cancel(job); // training goes on, whatever the storage does
-    if (job->move.fence.epoch != 0 && job->state == CAIRN_JOB_SERVING && cairn_shard_job_rests(job))
+        pin_cancel(job); // training goes on, whatever the storage does
+    if (job->move.fence.epoch != 0 && job->state == CAIRN_JOB_SERVING && shard_job_rests(job))
         force(job);
 }
 
@@ -753,26 +743,26 @@ void cairn_move_rests(struct cairn_shard_job *job)
 
 /* ---- what was given is forgotten ---- */
 
-static void leave_movers(struct cairn_shard_job *job, struct cairn_move_part *part)
+static void leave_movers(struct shard_job *job, struct move_part *part)
 {
     for (size_t i = 0; i < part->mover_count; i++) cairn_member_leave(job, part->movers[i]);
     part->mover_count = 0;
 }
 
 /* PartSettled came: ends `now` if nothing of what was given is being sent any more. */
-static void move_settle(struct cairn_shard_job *job)
+static void move_settle(struct shard_job *job)
 {
     struct cairn_move *move = &job->move;
-    struct cairn_move_part *now = move->now;
+    struct move_part *now = move->now;
     // State is still being sent from here, or still comes to a place that was given up: a later
     // tick tries again.
     if (move->sends > 0 || move->leaving != NULL) return;
     const uint64_t bytes = move_bytes_beyond(job, move->before, job->view);
-    if (bytes > 0) cairn_shard_view_give(job, move->before);
-    cairn_shard_job_give(job, &job->memory.state, bytes + now->shifted);
+    if (bytes > 0) shard_view_give(job, move->before);
+    shard_job_give(job, &job->memory.state, bytes + now->shifted);
     cairn_log_info("job %s: layout %llu is settled: %llu bytes of host memory went", job->spec.name,
                    (unsigned long long)now->view->layout->version, (unsigned long long)bytes);
-    cairn_shard_view_unref(move->before);
+    shard_view_unref(move->before);
     move->before = NULL;
     move->now = NULL;
     move->is_settling = false;
@@ -781,39 +771,38 @@ static void move_settle(struct cairn_shard_job *job)
     move_go_on(job->shard, job->number);
 }
 
-void cairn_move_on_settled(struct cairn_shard_job *job, const Cairn__PartSettled *message)
+void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message)
 {
-    struct cairn_move_part *now = job->move.now;
+    struct move_part *now = job->move.now;
     if (now == NULL || now->view->layout->version != message->layout) return; // it was, before
     if (now->take != NULL) {
-        cairn_session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
-                             "layout %llu of job %s is said to be settled, and shard %s has not "
-                             "all of its state",
-                             (unsigned long long)message->layout, job->spec.name, job->shard->name);
+        session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
+                       "layout %llu of job %s is said to be settled, and shard %s has not "
+                       "all of its state",
+                       (unsigned long long)message->layout, job->spec.name, job->shard->name);
         return;
     }
     leave_movers(job, now); // what is being sent to them ends
     job->move.is_settling = true;
     move_settle(job);
-    if (job->move.is_settling) cairn_move_wake(job->shard);
+    if (job->move.is_settling) move_wake(job->shard);
 }
 
 /* ---- the newest version, by the layout in force ---- */
 
-static void on_published(struct cairn_shard_job *job)
+static void on_published(struct shard_job *job)
 {
-    cairn_session_answer(job->shard, &job->move.publishing, CAIRN_OK, NULL);
+    session_answer(job->shard, &job->move.publishing, CAIRN_OK, NULL);
 }
 
-static bool is_published(const struct cairn_shard_job *job)
+static bool is_published(const struct shard_job *job)
 {
     return job->versions.copies[job->versions.newest].view == job->view;
 }
 
-void cairn_move_on_publish(struct cairn_shard_job *job, uint32_t request,
-                           const Cairn__PartPublish *message)
+void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartPublish *message)
 {
-    struct cairn_request asked = cairn_session_request(job->shard, request);
+    struct cairn_request asked = session_request(job->shard, request);
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
     cairn_log_debug("job %s: layout %llu: the newest version is to be published in it",
@@ -824,38 +813,37 @@ void cairn_move_on_publish(struct cairn_shard_job *job, uint32_t request,
     else if (job->move.now != NULL && job->move.now->take != NULL)
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "state of job %s is still to come",
                             job->spec.name);
-    else if (cairn_step_phase_of(job->collector.step) != CAIRN_STEP_IDLE)
+    else if (step_phase_of(job->collector.step) != CAIRN_STEP_IDLE)
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "a round of job %s is open", job->spec.name);
     if (status == CAIRN_OK && !is_published(job)) {
-        if (job->move.publishing.session == 0)
-            status = cairn_pass_republish(job, on_published, &why);
+        if (job->move.publishing.session == 0) status = pass_republish(job, on_published, &why);
         if (status == CAIRN_OK) { // or it is at work, and who asked before has given that up
             job->move.publishing = asked;
             return;
         }
     }
-    cairn_session_answer(job->shard, &asked, status, &why);
+    session_answer(job->shard, &asked, status, &why);
 }
 
 /* ---- the end ---- */
 
-void cairn_move_leave(struct cairn_shard_job *job)
+void move_leave(struct shard_job *job)
 {
     if (job->move.now != NULL) {
-        cairn_take_leave(job->move.now->take);
+        take_leave(job->move.now->take);
         job->move.now->take = NULL;
     }
     job->move.fence.epoch = 0;
     move_forget(job);
 }
 
-void cairn_move_release(struct cairn_shard_job *job)
+void move_release(struct shard_job *job)
 {
     struct cairn_move *move = &job->move;
-    cairn_take_free_leaving(job);
+    take_free_leaving(job);
     move_part_drop(job, move->next);
     move_part_drop(job, move->now);
-    cairn_shard_view_unref(move->before);
+    shard_view_unref(move->before);
     *move = (struct cairn_move) { .next = NULL };
 }
 
@@ -867,9 +855,9 @@ struct leaves {
 };
 
 struct lister {
-    const struct cairn_shard_view *next, *kept;
+    const struct shard_view *next, *kept;
     const struct cairn_layout *before;
-    struct cairn_lots *out;
+    struct lots *out;
     size_t capacity;
 };
 
@@ -882,28 +870,28 @@ static struct leaves leaves_of(const struct cairn_layout *layout, const struct c
     };
 }
 
-static cairn_status add(struct lister *lister, const struct cairn_lot *lot)
+static cairn_status add(struct lister *lister, const struct lot *lot)
 {
-    struct cairn_lots *out = lister->out;
+    struct lots *out = lister->out;
     const struct cairn_form *form = &lister->next->forms[lot->extent];
     if (out->count == lister->capacity) {
         const size_t capacity = lister->capacity * 2 + 64;
-        struct cairn_lot *list = realloc(out->list, capacity * sizeof *list);
+        struct lot *list = realloc(out->list, capacity * sizeof *list);
         if (list == NULL) return CAIRN_ERR_NO_MEMORY;
         out->list = list;
         lister->capacity = capacity;
     }
-    const uint64_t bytes = cairn_form_bytes(form, lot->plane, lot->chunk_elems);
-    if (!cairn_lot_is_whole(lot) && bytes > out->cut_bytes) out->cut_bytes = (size_t)bytes;
+    const uint64_t bytes = form_bytes(form, lot->plane, lot->chunk_elems);
+    if (!lot_is_whole(lot) && bytes > out->cut_bytes) out->cut_bytes = (size_t)bytes;
     if (bytes > out->chunk_bytes) out->chunk_bytes = (size_t)bytes;
-    out->bytes += cairn_form_bytes(form, lot->plane, lot->elem_count);
+    out->bytes += form_bytes(form, lot->plane, lot->elem_count);
     out->list[out->count++] = *lot;
     return CAIRN_OK;
 }
 
 /* A chunk of the giver's, of which the leaves come; in each plane. */
 static cairn_status add_chunk(struct lister *lister, const struct cairn_geometry *geometry,
-                              struct cairn_lot lot, struct leaves chunk, struct leaves come)
+                              struct lot lot, struct leaves chunk, struct leaves come)
 {
     cairn_status status = CAIRN_OK;
     if (come.first < chunk.first) come.first = chunk.first;
@@ -915,7 +903,7 @@ static cairn_status add_chunk(struct lister *lister, const struct cairn_geometry
     lot.first_elem = cairn_leaf_first_elem(geometry, come.first);
     lot.elem_count = cairn_leaf_first_elem(geometry, come.end) - lot.first_elem;
     for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
-        if (!cairn_form_stores(&lister->next->forms[lot.extent], p)) continue;
+        if (!form_stores(&lister->next->forms[lot.extent], p)) continue;
         lot.plane = (enum cairn_plane)p;
         status = add(lister, &lot);
     }
@@ -929,7 +917,7 @@ static cairn_status add_run_lot(struct lister *lister, const struct cairn_extent
 {
     const struct leaves all = leaves_of(lister->before, given);
     const uint64_t step = lister->next->table.map.chunk_leaves;
-    const struct cairn_lot lot = { .giver = given->shard, .extent = extent };
+    const struct lot lot = { .giver = given->shard, .extent = extent };
     uint64_t at = all.first + (come.first - all.first) / step * step;
     cairn_status status = CAIRN_OK;
     for (; at < come.end && status == CAIRN_OK; at += step) {
@@ -969,24 +957,23 @@ static cairn_status add_extent(struct lister *lister, uint32_t number)
 
 static int by_giver(const void *left, const void *right)
 {
-    const struct cairn_lot *a = left, *b = right;
+    const struct lot *a = left, *b = right;
     if (a->giver != b->giver) return a->giver < b->giver ? -1 : 1;
     if (a->extent != b->extent) return a->extent < b->extent ? -1 : 1;
     if (a->first_leaf != b->first_leaf) return a->first_leaf < b->first_leaf ? -1 : 1;
     return (int)a->plane - (int)b->plane;
 }
 
-static cairn_status lots_list(const struct cairn_shard_view *now,
-                              const struct cairn_shard_view *next,
-                              const struct cairn_shard_view *kept, struct cairn_lots *out)
+static cairn_status lots_list(const struct shard_view *now, const struct shard_view *next,
+                              const struct shard_view *kept, struct lots *out)
 {
     struct lister lister = { .next = next, .kept = kept, .before = now->layout, .out = out };
     cairn_status status = CAIRN_OK;
-    *out = (struct cairn_lots) { .list = NULL };
+    *out = (struct lots) { .list = NULL };
     for (uint32_t i = 0; i < next->table.map.extent_count && status == CAIRN_OK; i++)
         status = add_extent(&lister, i);
     if (status != CAIRN_OK) {
-        cairn_lots_release(out);
+        lots_release(out);
         return status;
     }
     if (out->count > 0) qsort(out->list, out->count, sizeof *out->list, by_giver);
@@ -995,8 +982,8 @@ static cairn_status lots_list(const struct cairn_shard_view *now,
     return CAIRN_OK;
 }
 
-void cairn_lots_release(struct cairn_lots *lots)
+void lots_release(struct lots *lots)
 {
     free(lots->list);
-    *lots = (struct cairn_lots) { .list = NULL };
+    *lots = (struct lots) { .list = NULL };
 }

@@ -24,7 +24,7 @@
  * needs of one chunk of one plane, by the chunk grid of the chunk's owner, the giver. Pure; any
  * thread. */
 
-struct cairn_lot {
+struct lot {
     uint32_t giver;  /* its index in the layouts */
     uint32_t extent; /* here, in the view that follows */
     enum cairn_plane plane;
@@ -34,8 +34,8 @@ struct cairn_lot {
     uint64_t first_elem, elem_count;  /* of them, those that come */
 };
 
-struct cairn_lots {
-    struct cairn_lot *list; /* owned: [count], by giver, then by extent, chunk and plane */
+struct lots {
+    struct lot *list; /* owned: [count], by giver, then by extent, chunk and plane */
     size_t count;
     uint64_t bytes;       /* of what comes */
     size_t cut_bytes;     /* of the largest chunk that does not come whole; 0: all do */
@@ -44,22 +44,22 @@ struct cairn_lots {
 };
 
 /* The giver's chunk comes, nothing of it stays elsewhere. */
-static inline bool cairn_lot_is_whole(const struct cairn_lot *lot)
+static inline bool lot_is_whole(const struct lot *lot)
 {
     return lot->elem_count == lot->chunk_elems;
 }
 
 /* Lists lots for all that `next` has on this shard and `now` has on another one. State in `kept`,
  * the view before, is still here and does not come; `kept` may be NULL. CAIRN_ERR_NO_MEMORY. */
-void cairn_lots_release(struct cairn_lots *lots);
+void lots_release(struct lots *lots);
 
 /* ==== take ==== */
 
 /* A take asks the givers for the state that comes to this shard with a layout, a few chunks of each
  * giver at a time, and receives it into the planes, while rounds go on.
  *
- *   cairn_take_open (all memory) ─► _begin: the givers go by the new layout, too ─► FETCH, DATA, ...
- *       ─► `done`: everything is here ─► cairn_take_leave; freed when nothing refers to it
+ *   take_open (all memory) ─► _begin: the givers go by the new layout, too ─► FETCH, DATA, ...
+ *       ─► `done`: everything is here ─► take_leave; freed when nothing refers to it
  *
  * To a giver this shard is a member of the job, a mover; the coordinator has told both of it
  * (PartPrepare). A chunk that comes whole is received where it belongs: nobody reads there before
@@ -72,53 +72,50 @@ struct cairn_chunk_header;
 struct cairn_chunk_link;
 struct cairn_reserve;
 struct cairn_shard;
-struct cairn_shard_job;
+struct shard_job;
 struct cairn_take;
 
 /* Takes over the lots, also when it fails. `mover`: as whom we ask. CAIRN_ERR_MALFORMED: a shard that gives
  * something is not among `shards`; CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_take_open(struct cairn_shard_job *job,
-                                              struct cairn_shard_view *view,
-                                              struct cairn_lots *lots, const Cairn__Mover *mover,
-                                              Cairn__ShardInfo *const *shards, size_t shard_count,
-                                              struct cairn_take **take_out,
-                                              struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status take_open(struct shard_job *job, struct shard_view *view,
+                                        struct lots *lots, const Cairn__Mover *mover,
+                                        Cairn__ShardInfo *const *shards, size_t shard_count,
+                                        struct cairn_take **take_out, struct cairn_sentence *why);
 /* Bytes of the budget for what is received beside the planes, of a take of these lots by the job. */
-uint64_t cairn_take_staging_bytes(const struct cairn_shard_job *job, const struct cairn_lots *lots);
+uint64_t take_staging_bytes(const struct shard_job *job, const struct lots *lots);
 /* Within `prepare` of a reserve: these. */
-CAIRN_MUST_CHECK cairn_status cairn_take_reserve(const struct cairn_take *take,
-                                                 struct cairn_reserve *reserve);
+CAIRN_MUST_CHECK cairn_status take_reserve(const struct cairn_take *take,
+                                           struct cairn_reserve *reserve);
 /* The job goes by the view, at the version that is asked for. `done` follows, once. */
-void cairn_take_begin(struct cairn_take *take, struct cairn_version version,
-                      void (*done)(struct cairn_take *take));
+void take_begin(struct cairn_take *take, struct cairn_version version,
+                void (*done)(struct cairn_take *take));
 /* It was begun. */
-bool cairn_take_is_begun(const struct cairn_take *take);
-struct cairn_shard_job *cairn_take_job(const struct cairn_take *take);
+bool take_is_begun(const struct cairn_take *take);
+struct shard_job *take_job(const struct cairn_take *take);
 /* All of it is here: so many bytes in so many microseconds. */
-bool cairn_take_is_done(const struct cairn_take *take, uint64_t *bytes_out, uint64_t *us_out);
+bool take_is_done(const struct cairn_take *take, uint64_t *bytes_out, uint64_t *us_out);
 /* Asks for nothing any more; frees it now, or when nothing refers to it. NULL is fine. */
-void cairn_take_leave(struct cairn_take *take);
+void take_leave(struct cairn_take *take);
 /* With the job, whatever is in flight: the fabric and the pools are closed. And those that were leaving. */
 void cairn_take_free(struct cairn_take *take);
-void cairn_take_free_leaving(struct cairn_shard_job *job);
+void take_free_leaving(struct shard_job *job);
 
 /* Takes or drops a giver's message for a take of one of our jobs. False: the message is not from a
  * giver, and is left to the caller. */
-bool cairn_take_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
-                           struct cairn_fabric_message *message);
+bool take_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
+                     struct cairn_fabric_message *message);
 /* Time: connects, breaks silences, asks again. True: it waits for something. */
-bool cairn_take_tick(struct cairn_take *take, uint64_t now_ms);
+bool take_tick(struct cairn_take *take, uint64_t now_ms);
 /* The link to the i-th giver, and its name, borrowed; NULL: there is none, or nothing is asked of them. */
-const struct cairn_chunk_link *cairn_take_link(struct cairn_take *take, uint32_t i,
-                                               char **name_out);
+const struct cairn_chunk_link *take_link(struct cairn_take *take, uint32_t i, char **name_out);
 
 /* ==== move ==== */
 
 /* One change of the layout, on this shard. */
-struct cairn_move_part {
-    struct cairn_shard_view *view; /* counted: of the layout that it leads to */
-    struct cairn_take *take;       /* owned: what comes; NULL: nothing does */
-    uint64_t *movers;              /* owned: [mover_count] members that ask us */
+struct move_part {
+    struct shard_view *view; /* counted: of the layout that it leads to */
+    struct cairn_take *take; /* owned: what comes; NULL: nothing does */
+    uint64_t *movers;        /* owned: [mover_count] members that ask us */
     size_t mover_count;
     bool is_back;               /* in force, it took back one that was not settled */
     bool is_ready;              /* the pages for what comes are made */
@@ -133,12 +130,12 @@ struct cairn_move_part {
 };
 
 struct cairn_move {
-    struct cairn_move_part *next;    /* owned: prepared; NULL: none is */
-    struct cairn_move_part *now;     /* owned: in force, and not settled; NULL: settled */
-    struct cairn_shard_view *before; /* counted: what was in force before `now` */
-    bool has_moved;                  /* a layout came into force that the part was not made with */
-    bool is_settling; /* PartSettled came, and something of what was given is being sent */
-    uint32_t sends;   /* of what was given, right out of the planes */
+    struct move_part *next;    /* owned: prepared; NULL: none is */
+    struct move_part *now;     /* owned: in force, and not settled; NULL: settled */
+    struct shard_view *before; /* counted: what was in force before `now` */
+    bool has_moved;            /* a layout came into force that the part was not made with */
+    bool is_settling;          /* PartSettled came, and something of what was given is being sent */
+    uint32_t sends;            /* of what was given, right out of the planes */
     struct {
         uint64_t epoch;    /* a Fence of this session, until the collector rests; epoch 0: none */
         uint64_t since_ms; /* of the loop: where epoch is not 0 */
@@ -152,14 +149,13 @@ struct cairn_move {
 /* Forgets what this shard gave to others once the layout is settled, and publishes the newest
  * version by the layout in force. Loop thread. */
 
-void cairn_move_on_settled(struct cairn_shard_job *job, const Cairn__PartSettled *message);
+void move_on_settled(struct shard_job *job, const Cairn__PartSettled *message);
 /* Answered when the newest version can be fetched by the layout in force. */
-void cairn_move_on_publish(struct cairn_shard_job *job, uint32_t request,
-                           const Cairn__PartPublish *message);
+void move_on_publish(struct shard_job *job, uint32_t request, const Cairn__PartPublish *message);
 
 /* Of shard->up: the job does nothing any more; and: it is freed. */
-void cairn_move_leave(struct cairn_shard_job *job);
-void cairn_move_release(struct cairn_shard_job *job);
+void move_leave(struct shard_job *job);
+void move_release(struct shard_job *job);
 
 /* ==== force ==== */
 
@@ -168,19 +164,18 @@ void cairn_move_release(struct cairn_shard_job *job);
 /* A Fence of a new epoch; layout 0: the one in force. The layout is forgotten that it does not name, and
  * the one prepared that it names comes into force, if the collector rests, or when it does: then all that
  * the Fence brings follows from here. False: the layout stays as it is, the caller tells the core. */
-bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t layout);
+bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout);
 /* The core was told: all shards go by the layout in force. */
-void cairn_move_on_resolve(struct cairn_shard_job *job, uint64_t epoch);
+void move_on_resolve(struct shard_job *job, uint64_t epoch);
 /* Of shard->up: the collector may rest, and a Fence waits for it. */
-void cairn_move_rests(struct cairn_shard_job *job);
+void move_rests(struct shard_job *job);
 
 /* ==== prepare ==== */
 
 /* The next layout of a job is prepared beside the one in force. Loop thread. */
 
 /* Owns the message. Answered when the memory for what comes is there: Done; or Error, and nothing changed. */
-void cairn_move_on_prepare(struct cairn_shard *shard, uint32_t request,
-                           Cairn__PartPrepare *message);
-void cairn_move_on_unprepare(struct cairn_shard_job *job, const Cairn__PartUnprepare *message);
+void move_on_prepare(struct cairn_shard *shard, uint32_t request, Cairn__PartPrepare *message);
+void move_on_unprepare(struct shard_job *job, const Cairn__PartUnprepare *message);
 
 #endif

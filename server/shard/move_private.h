@@ -9,14 +9,14 @@
 
 /* Shared by take.c and take.c. Private to them. */
 
-struct cairn_giver;
+struct giver;
 
 /* A lot that is asked for, or being copied. */
-struct cairn_take_slot {
+struct take_slot {
     struct cairn_run run; /* first: the copy */
-    struct cairn_giver *giver;
+    struct giver *giver;
     struct cairn_chunk_request request; /* numbered as giver->slots */
-    const struct cairn_lot *lot;        /* NULL: the slot is free */
+    const struct lot *lot;              /* NULL: the slot is free */
     uint8_t
         *staging; /* borrowed: [take->staged.bytes]; NULL: for what is received where it belongs */
     void *to;     /* where in the planes the lot belongs */
@@ -24,7 +24,7 @@ struct cairn_take_slot {
 };
 
 /* The staging: chunks that are received beside the planes and copied into them. */
-struct cairn_take_staged {
+struct take_staged {
     bool all;         /* the planes lie on a device; else of what is cut */
     uint32_t each;    /* slots of a giver that have staging: its first ones */
     uint32_t of_each; /* slots that it has */
@@ -32,7 +32,7 @@ struct cairn_take_staged {
 };
 
 /* A shard from which something comes. */
-struct cairn_giver {
+struct giver {
     struct cairn_take *take; /* borrowed */
     uint32_t index;          /* in the layouts */
     char name[64];
@@ -40,24 +40,24 @@ struct cairn_giver {
     size_t address_bytes;
     struct cairn_chunk_link link;
     struct cairn_asker asker;
-    struct cairn_take_slot *slots; /* owned: [take->staged.of_each] */
-    size_t next, end;              /* of its lots, those that are not asked for yet */
+    struct take_slot *slots; /* owned: [take->staged.of_each] */
+    size_t next, end;        /* of its lots, those that are not asked for yet */
 };
 
 struct cairn_take {
     struct cairn_take *next_leaving;
-    struct cairn_shard_job *job;   /* borrowed */
-    struct cairn_shard_view *view; /* counted: in which the lots are here */
-    uint64_t number, token;        /* of the mover that we are */
+    struct shard_job *job;   /* borrowed */
+    struct shard_view *view; /* counted: in which the lots are here */
+    uint64_t number, token;  /* of the mover that we are */
     struct cairn_version version;
-    struct cairn_lots lots;     /* owned */
-    struct cairn_giver *givers; /* owned: [giver_count] by index */
+    struct lots lots;     /* owned */
+    struct giver *givers; /* owned: [giver_count] by index */
     uint32_t giver_count;
-    struct cairn_take_staged staged;
-    struct cairn_arena staging; /* owned: of the slots that have some */
-    size_t left;                /* lots that are not here */
-    uint64_t begun_ns, us;      /* us: that it took, once left is 0 */
-    uint32_t busy;              /* loans and copies that refer to it */
+    struct take_staged staged;
+    struct arena staging;  /* owned: of the slots that have some */
+    size_t left;           /* lots that are not here */
+    uint64_t begun_ns, us; /* us: that it took, once left is 0 */
+    uint32_t busy;         /* loans and copies that refer to it */
     bool is_begun, is_leaving;
     void (*done)(struct cairn_take *take);
 };
@@ -72,7 +72,7 @@ struct cairn_take {
  * to them. */
 
 /* Calls cairn_move_tick until nothing waits any more. */
-void cairn_move_wake(struct cairn_shard *shard);
+void move_wake(struct cairn_shard *shard);
 
 /* ---- move.c ---- */
 

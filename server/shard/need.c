@@ -14,7 +14,7 @@
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
-uint64_t cairn_memory_sum(const struct cairn_memory *m)
+uint64_t memory_sum(const struct cairn_memory *m)
 {
     return m->state + m->published + m->landing + m->staging + m->tables;
 }
@@ -43,10 +43,10 @@ static cairn_status judge_form(const struct cairn_job_spec_data *spec, size_t nu
 static void add_planes(const struct cairn_local_extent *extent, const struct cairn_form *form,
                        struct cairn_need *need, uint64_t *device_bytes)
 {
-    const uint64_t before = cairn_extent_before(extent, need->host_from);
+    const uint64_t before = extent_before(extent, need->host_from);
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
-        (void)cairn_plane_place(form, p, before, &device_bytes[p]);
-        need->memory.state += cairn_form_bytes(form, p, extent->elem_count - before);
+        (void)plane_place(form, p, before, &device_bytes[p]);
+        need->memory.state += form_bytes(form, p, extent->elem_count - before);
     }
 }
 
@@ -134,18 +134,17 @@ static uint64_t table_bytes(const struct cairn_need *need, const struct cairn_sh
 {
     const uint64_t grad_chunks = need->step.chunk_count;
     const uint64_t folds = need->slot_count < grad_chunks ? need->slot_count : grad_chunks;
-    return cairn_step_bytes(&need->step) + need->slot_count * sizeof(struct cairn_slot) +
+    return step_bytes(&need->step) + need->slot_count * sizeof(struct cairn_slot) +
            folds * sizeof(struct cairn_fold) +
-           cairn_step_actions_max(&need->step) * sizeof(struct cairn_step_action) +
-           map->chunk_count * 32 + map->extent_count * 128 +
-           need->step.member_max * CAIRN_STEP_HOLDS_BYTES(grad_chunks) +
+           step_actions_max(&need->step) * sizeof(struct step_action) + map->chunk_count * 32 +
+           map->extent_count * 128 + need->step.member_max * CAIRN_STEP_HOLDS_BYTES(grad_chunks) +
            grad_chunks * (sizeof(struct cairn_sums) + sizeof(bool));
 }
 
 static void size(struct cairn_need *need, const struct cairn_shard_map *map,
                  uint64_t chunk_elems_max)
 {
-    const struct cairn_step_config *step = &need->step;
+    const struct step_config *step = &need->step;
     need->slot_count = step->member_max * step->window;
     const uint32_t window = step->window - step->small - step->in_place;
     const uint32_t large = step->member_max * window;
@@ -168,16 +167,15 @@ static void size(struct cairn_need *need, const struct cairn_shard_map *map,
     };
 }
 
-cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
-                           const struct cairn_shard_map *map, uint32_t member_max, bool has_device,
-                           struct cairn_form *forms_out, struct cairn_need *need_out,
-                           struct cairn_sentence *why)
+cairn_status need_of(const struct cairn_job_spec_data *spec, const struct cairn_shard_map *map,
+                     uint32_t member_max, bool has_device, struct cairn_form *forms_out,
+                     struct cairn_need *need_out, struct cairn_sentence *why)
 {
     uint64_t device_bytes[CAIRN_PLANES] = { 0 };
     const uint32_t small = small_slots(spec, member_max);
     const uint32_t in_place = places(spec, map->chunk_leaves, member_max, spec->window + small);
     struct cairn_need need = {
-        .host_from = has_device ? cairn_planes_cut(map, spec->offload_fraction) : 0,
+        .host_from = has_device ? planes_cut(map, spec->offload_fraction) : 0,
         .step = { .window = spec->window + small + in_place,
                   .small = small,
                   .in_place = in_place,
@@ -191,14 +189,13 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
         if (status != CAIRN_OK) return status;
         add_extent(map, i, form, &need, device_bytes);
     }
-    if (cairn_step_bytes(&need.step) == 0 || member_max > CAIRN_SPEC_WORKERS_MAX) {
+    if (step_bytes(&need.step) == 0 || member_max > CAIRN_SPEC_WORKERS_MAX) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
                           member_max, spec->window);
     }
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) need.memory.device += device_bytes[p];
-    need.memory.device = cairn_plane_units(need.memory.device);
-    if (need.host_from == CAIRN_PLANES_ALL)
-        need.memory.device += 2 * cairn_plane_units(need.wire_bytes);
+    need.memory.device = plane_units(need.memory.device);
+    if (need.host_from == CAIRN_PLANES_ALL) need.memory.device += 2 * plane_units(need.wire_bytes);
     make_room(spec, &need);
     size(&need, map, largest_chunk(spec, map->chunk_leaves));
     *need_out = need;

@@ -27,7 +27,7 @@ struct cairn_need {
     uint64_t landing_bytes;        /* that a worker adds, .. */
     uint64_t worker_staging_bytes; /* .. and this: the reply that it keeps */
     /* where these come from */
-    struct cairn_step_config step;
+    struct step_config step;
     uint64_t wire_bytes; /* of a published copy */
     uint64_t host_from;  /* local elements from there on lie in host memory: memory.h */
     /* Addresses for what may come with other layouts: local elements, and bytes of a published copy. With
@@ -39,16 +39,15 @@ struct cairn_need {
 };
 
 /* The sum of all kinds that lie in host memory. */
-uint64_t cairn_memory_sum(const struct cairn_memory *memory);
+uint64_t memory_sum(const struct cairn_memory *memory);
 
 /* Computes the need of a job that at most member_max workers join at a time, from a spec that
  * cairn_spec_check accepted. forms_out: [map->extent_count], zeroed; NULL: not wanted. has_device:
  * the shard's state lies on a device. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: the spec asks for
  * something that is not possible. */
-CAIRN_MUST_CHECK cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
-                                            const struct cairn_shard_map *map, uint32_t member_max,
-                                            bool has_device, struct cairn_form *forms_out,
-                                            struct cairn_need *need_out,
-                                            struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status need_of(const struct cairn_job_spec_data *spec,
+                                      const struct cairn_shard_map *map, uint32_t member_max,
+                                      bool has_device, struct cairn_form *forms_out,
+                                      struct cairn_need *need_out, struct cairn_sentence *why);
 
 #endif

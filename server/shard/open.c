@@ -16,19 +16,18 @@
 
 /* ---- what it is ---- */
 
-uint32_t cairn_shard_job_folds_wanted(const struct cairn_shard_job *job,
-                                      const struct cairn_shard_map *map, uint64_t host_from)
+uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct cairn_shard_map *map,
+                                uint64_t host_from)
 {
     uint32_t wanted = 0;
-    if (host_from > 0) wanted += cairn_compute_items_wanted(&job->shard->device);
+    if (host_from > 0) wanted += compute_items_wanted(&job->shard->device);
     if (host_from < map->elem_count || wanted == 0)
-        wanted += cairn_compute_items_wanted(&job->shard->host);
+        wanted += compute_items_wanted(&job->shard->host);
     return wanted;
 }
 
-cairn_status cairn_shard_job_layout(const struct cairn_shard_job *job,
-                                    const struct cairn_paged *bytes,
-                                    struct cairn_layout **layout_out, struct cairn_sentence *why)
+cairn_status shard_job_layout(const struct shard_job *job, const struct cairn_paged *bytes,
+                              struct cairn_layout **layout_out, struct cairn_sentence *why)
 {
     const cairn_status status = cairn_plan_job_decode(&job->spec, bytes->bytes, bytes->have_bytes,
                                                       layout_out);
@@ -39,7 +38,7 @@ cairn_status cairn_shard_job_layout(const struct cairn_shard_job *job,
     return CAIRN_OK;
 }
 
-static cairn_status decode(struct cairn_shard_job *job, const Cairn__JobCreate *message,
+static cairn_status decode(struct shard_job *job, const Cairn__JobCreate *message,
                            const struct cairn_paged *spec, const struct cairn_paged *layout,
                            struct cairn_need *need, struct cairn_sentence *why)
 {
@@ -48,13 +47,13 @@ static cairn_status decode(struct cairn_shard_job *job, const Cairn__JobCreate *
                                             &job->spec, why);
     if (status != CAIRN_OK) return status;
     job->terms.revision = job->spec.revision;
-    status = cairn_shard_job_layout(job, layout, &decoded, why);
+    status = shard_job_layout(job, layout, &decoded, why);
     if (status != CAIRN_OK) return status;
-    return cairn_shard_view_open(job, decoded, message->shard_index, message->member_max,
-                                 &job->view, need, why);
+    return shard_view_open(job, decoded, message->shard_index, message->member_max, &job->view,
+                           need, why);
 }
 
-static void say_offload(const struct cairn_shard_job *job, const struct cairn_need *need)
+static void say_offload(const struct shard_job *job, const struct cairn_need *need)
 {
     if (job->spec.offload_fraction <= 0) return;
     if (job->shard->device.home == NULL)
@@ -68,12 +67,11 @@ static void say_offload(const struct cairn_shard_job *job, const struct cairn_ne
                        (unsigned long long)job->view->table.map.elem_count);
 }
 
-static void set_sizes(struct cairn_shard_job *job, struct cairn_need *need)
+static void set_sizes(struct shard_job *job, struct cairn_need *need)
 {
     if (need->host_from > 0) job->compute = &job->shard->device;
     say_offload(job, need);
-    need->step.folds_wanted = cairn_shard_job_folds_wanted(job, &job->view->table.map,
-                                                           need->host_from);
+    need->step.folds_wanted = shard_job_folds_wanted(job, &job->view->table.map, need->host_from);
     job->landing.window = need->step.window;
     job->landing.small = need->step.small;
     job->landing.in_place = need->step.in_place;
@@ -84,27 +82,27 @@ static void set_sizes(struct cairn_shard_job *job, struct cairn_need *need)
     job->replies.bytes = need->reply_bytes;
 }
 
-static cairn_status make_tables(struct cairn_shard_job *job, struct cairn_sentence *why)
+static cairn_status make_tables(struct shard_job *job, struct cairn_sentence *why)
 {
     job->puts.have = calloc((size_t)job->view->table.map.chunk_count + 1, 1);
     if (job->puts.have == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the chunks of a job");
-    return cairn_shard_view_number(job->view, &job->spec, why);
+    return shard_view_number(job->view, &job->spec, why);
 }
 
 /* ---- reserving ---- */
 
 /* The least that the budget must have: the job's own memory, and what the workers add without whom
  * no round opens. */
-static uint64_t least_bytes(const struct cairn_shard_job *job, const struct cairn_need *need)
+static uint64_t least_bytes(const struct shard_job *job, const struct cairn_need *need)
 {
-    return cairn_memory_sum(&need->memory) +
+    return memory_sum(&need->memory) +
            job->spec.workers_min * (need->landing_bytes + need->worker_staging_bytes);
 }
 
 /* With chunks of half as many leaves, and so on, until it fits: there are more of them, and with them more of
  * the rest. 0: it never does. */
-static uint32_t leaves_that_fit(const struct cairn_shard_job *job, const struct cairn_need *need,
+static uint32_t leaves_that_fit(const struct shard_job *job, const struct cairn_need *need,
                                 uint64_t room)
 {
     const struct cairn_memory *memory = &need->memory;
@@ -124,7 +122,7 @@ static uint32_t leaves_that_fit(const struct cairn_shard_job *job, const struct 
     return 0;
 }
 
-static uint32_t window_that_fits(const struct cairn_shard_job *job, const struct cairn_need *need,
+static uint32_t window_that_fits(const struct shard_job *job, const struct cairn_need *need,
                                  uint64_t room)
 {
     const uint64_t per_window = (uint64_t)job->spec.workers_min * job->landing.slot_bytes;
@@ -135,7 +133,7 @@ static uint32_t window_that_fits(const struct cairn_shard_job *job, const struct
 }
 
 /* How the job would fit into the room there is, if its chunks in flight are what is too much. */
-static void advise(const struct cairn_shard_job *job, const struct cairn_need *need,
+static void advise(const struct shard_job *job, const struct cairn_need *need,
                    struct cairn_sentence *why)
 {
     const uint64_t room = job->shard->memory.budget.limit_bytes -
@@ -151,13 +149,13 @@ static void advise(const struct cairn_shard_job *job, const struct cairn_need *n
 }
 
 /* Others may take it meanwhile: then it is missing when the planes are made. */
-cairn_status cairn_shard_job_judge_device(const struct cairn_shard_job *job, uint64_t device_bytes,
-                                          uint64_t host_bytes, struct cairn_sentence *why)
+cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device_bytes,
+                                    uint64_t host_bytes, struct cairn_sentence *why)
 {
     if (device_bytes == 0) return CAIRN_OK;
     struct cairn_home *home = job->shard->device.home;
     const uint64_t free_bytes = cairn_home_free_bytes(home);
-    const uint64_t staging = cairn_compute_staging_left(&job->shard->device);
+    const uint64_t staging = compute_staging_left(&job->shard->device);
     struct cairn_home_memory probe = { 0 };
     if (device_bytes <= free_bytes && staging <= free_bytes - device_bytes) return CAIRN_OK;
     const cairn_status status = cairn_home_memory_open(home, "probe", 1, &probe, why);
@@ -177,11 +175,11 @@ cairn_status cairn_shard_job_judge_device(const struct cairn_shard_job *job, uin
 
 /* Takes the job's own memory from the budget; what workers add is taken as they join (reserve.c). A
  * job that could never open a round is refused here already. */
-static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_need *need,
+static cairn_status take_budget(struct shard_job *job, const struct cairn_need *need,
                                 struct cairn_sentence *why)
 {
     struct cairn_budget *budget = &job->shard->memory.budget;
-    const uint64_t bytes = cairn_memory_sum(&need->memory);
+    const uint64_t bytes = memory_sum(&need->memory);
     char what[CAIRN_NAME_MAX + 200];
     snprintf(
         what, sizeof what,
@@ -192,9 +190,9 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_
         need->memory.device > 0 ? " on its device" : "", (unsigned long long)need->memory.published,
         job->spec.workers_min * job->spec.window, job->landing.slot_bytes, job->spec.workers_min,
         job->spec.workers_min == 1 ? "" : "s");
-    cairn_status status = cairn_budget_take(budget, least_bytes(job, need), what, why);
+    cairn_status status = budget_take(budget, least_bytes(job, need), what, why);
     if (status == CAIRN_OK) {
-        cairn_budget_give(budget, least_bytes(job, need) - bytes);
+        budget_give(budget, least_bytes(job, need) - bytes);
         job->memory = need->memory;
     } else {
         advise(job, need, why);
@@ -202,53 +200,53 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_
     return status;
 }
 
-static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_need *need,
+static cairn_status open_arenas(struct shard_job *job, const struct cairn_need *need,
                                 struct cairn_sentence *why)
 {
-    cairn_status status = cairn_planes_open(&job->planes, &job->view->table.map, job->view->forms,
-                                            need->host_from, need->room_elems, why);
+    cairn_status status = planes_open(&job->planes, &job->view->table.map, job->view->forms,
+                                      need->host_from, need->room_elems, why);
     job->versions.room_bytes = need->room_wire_bytes;
     if (status != CAIRN_OK) return status;
-    status = cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
-                                      &job->puts.arena, why);
+    status = arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes, &job->puts.arena,
+                                why);
     if (status != CAIRN_OK) return status;
-    return cairn_arena_open_scratch("landing", cairn_landing_at(&job->landing, need->slot_count),
-                                    &job->landing.arena, why);
+    return arena_open_scratch("landing", landing_at(&job->landing, need->slot_count),
+                              &job->landing.arena, why);
 }
 
 /* Opens the memory that only the loop thread may open: that of the device, and that which the
  * fabric shows. */
-static cairn_status open_shown(struct cairn_shard_job *job, const struct cairn_need *need,
+static cairn_status open_shown(struct shard_job *job, const struct cairn_need *need,
                                struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
-    if (need->host_from > 0) status = cairn_compute_begin(&job->shard->device, why);
+    if (need->host_from > 0) status = compute_begin(&job->shard->device, why);
     if (status == CAIRN_OK && need->host_from > 0)
-        status = cairn_shard_view_place(job, job->view, NULL, why);
+        status = shard_view_place(job, job->view, NULL, why);
     job->planes.places = job->view->places;
-    return status == CAIRN_OK ? cairn_published_open(job, why) : status;
+    return status == CAIRN_OK ? published_open(job, why) : status;
 }
 
-uint64_t cairn_shard_job_device_bytes(const struct cairn_shard_job *job, bool all)
+uint64_t shard_job_device_bytes(const struct shard_job *job, bool all)
 {
-    return cairn_areas_bytes(&job->planes) + cairn_published_device_bytes(job, all);
+    return areas_bytes(&job->planes) + published_device_bytes(job, all);
 }
 
 /* Has the arenas pinned that a device copies in every round, or once for every chunk. A device does
  * not touch planes that lie in host memory. */
-static void pin_arenas(struct cairn_shard_job *job)
+static void pin_arenas(struct shard_job *job)
 {
-    struct cairn_arena *arenas[] = { &job->landing.arena, &job->puts.arena };
+    struct arena *arenas[] = { &job->landing.arena, &job->puts.arena };
     for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++)
-        cairn_arena_pins_for(arenas[i], job->compute->home);
+        arena_pins_for(arenas[i], job->compute->home);
 }
 
 /* The small arrays of a round. */
-static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentence *why)
+static cairn_status make_round(struct shard_job *job, struct cairn_sentence *why)
 {
-    cairn_status status = cairn_pass_open(job, &job->view->table);
-    if (status == CAIRN_OK) status = cairn_tiles_open(job, &job->view->table);
-    if (status == CAIRN_OK) status = cairn_frozen_init(&job->frozen, &job->spec);
+    cairn_status status = pass_open(job, &job->view->table);
+    if (status == CAIRN_OK) status = tiles_open(job, &job->view->table);
+    if (status == CAIRN_OK) status = frozen_init(&job->frozen, &job->spec);
     if (status == CAIRN_OK) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
 }
@@ -259,13 +257,13 @@ static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentenc
  * a million tensors takes a quarter of a second. */
 static void free_tables(void *arg)
 {
-    struct cairn_shard_job *job = arg;
-    cairn_collector_close(&job->collector);
+    struct shard_job *job = arg;
+    collector_close(&job->collector);
     free(job->pass.actions.list);
-    cairn_pass_close(job);
+    pass_close(job);
     free(job->puts.have);
-    cairn_frozen_release(&job->frozen);
-    cairn_shard_view_unref(job->view);
+    frozen_release(&job->frozen);
+    shard_view_unref(job->view);
     cairn_paged_release(&job->terms.amended);
     cairn_spec_release(&job->spec);
     free(job);
@@ -273,32 +271,32 @@ static void free_tables(void *arg)
 
 /* The job is in no list. Its memory is there until it is unmapped; then `request`, if it is one, is
  * answered. */
-static void free_body(struct cairn_shard_job *job, const struct cairn_request *request)
+static void free_body(struct shard_job *job, const struct cairn_request *request)
 {
     struct cairn_shard *shard = job->shard;
-    cairn_tiles_close(job);
-    cairn_collector_leave(&job->collector);
-    cairn_planes_release(&job->planes, shard);
+    tiles_close(job);
+    collector_leave(&job->collector);
+    planes_release(&job->planes, shard);
     cairn_release(shard, &job->landing.arena);
     cairn_release(shard, &job->puts.arena);
-    cairn_published_close(job);
-    const uint64_t bytes = cairn_memory_sum(&job->memory);
-    cairn_release_by(shard, free_tables, job);
-    cairn_release_bytes(shard, bytes, request);
+    published_close(job);
+    const uint64_t bytes = memory_sum(&job->memory);
+    release_by(shard, free_tables, job);
+    release_bytes(shard, bytes, request);
 }
 
 /* ---- the draft ---- */
 
 /* The job is in no list. */
-struct cairn_shard_draft {
-    struct cairn_shard_job *job; /* owned */
+struct shard_draft {
+    struct shard_job *job; /* owned */
     struct cairn_need need;
     bool is_made;
 };
 
-static struct cairn_shard_job *new_job(struct cairn_shard *shard, const Cairn__JobCreate *message)
+static struct shard_job *new_job(struct cairn_shard *shard, const Cairn__JobCreate *message)
 {
-    struct cairn_shard_job *job = calloc(1, sizeof *job);
+    struct shard_job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
     job->shard = shard;
     job->compute = &shard->host;
@@ -308,7 +306,7 @@ static struct cairn_shard_job *new_job(struct cairn_shard *shard, const Cairn__J
     job->staged = message->extend;
     job->state = CAIRN_JOB_INITIALIZING;
     job->landing.arena = job->puts.arena = CAIRN_ARENA_NONE;
-    cairn_taken_open(&job->load.taken);
+    taken_open(&job->load.taken);
     job->versions.writing = CAIRN_PUBLISHED_NONE;
     cairn_spec_init(&job->spec);
     return job;
@@ -316,10 +314,10 @@ static struct cairn_shard_job *new_job(struct cairn_shard *shard, const Cairn__J
 
 static cairn_status draft_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
                                const struct cairn_paged *spec, const struct cairn_paged *layout,
-                               struct cairn_shard_draft **draft_out, struct cairn_sentence *why)
+                               struct shard_draft **draft_out, struct cairn_sentence *why)
 {
-    struct cairn_shard_draft *draft = calloc(1, sizeof *draft);
-    struct cairn_shard_job *job = draft != NULL ? new_job(shard, message) : NULL;
+    struct shard_draft *draft = calloc(1, sizeof *draft);
+    struct shard_job *job = draft != NULL ? new_job(shard, message) : NULL;
     if (job == NULL) {
         free(draft);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
@@ -337,27 +335,26 @@ static cairn_status draft_open(struct cairn_shard *shard, const Cairn__JobCreate
 }
 
 /* Gives back what was admitted. */
-static void draft_close(struct cairn_shard_draft *draft)
+static void draft_close(struct shard_draft *draft)
 {
     free_body(draft->job, NULL);
     free(draft);
 }
 
-static bool draft_has_layout(const struct cairn_shard_draft *draft,
-                             const struct cairn_layout *layout)
+static bool draft_has_layout(const struct shard_draft *draft, const struct cairn_layout *layout)
 {
     return memcmp(draft->job->view->layout->hash, layout->hash, CAIRN_LAYOUT_HASH_BYTES) == 0;
 }
 
-static bool draft_is_made(const struct cairn_shard_draft *draft)
+static bool draft_is_made(const struct shard_draft *draft)
 {
     return draft->is_made;
 }
 
-static cairn_status judge_create(const struct cairn_shard_draft *draft,
-                                 const Cairn__JobCreate *message, struct cairn_sentence *why)
+static cairn_status judge_create(const struct shard_draft *draft, const Cairn__JobCreate *message,
+                                 struct cairn_sentence *why)
 {
-    const struct cairn_shard_job *job = draft->job;
+    const struct shard_job *job = draft->job;
     if (message->last != NULL && message->last->payload.len > draft->need.step.payload_bytes_max)
         return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
                           message->last->payload.len, draft->need.step.payload_bytes_max);
@@ -373,7 +370,7 @@ static cairn_status judge_create(const struct cairn_shard_draft *draft,
 static cairn_status judge_count(const struct cairn_shard *shard, struct cairn_sentence *why)
 {
     size_t count = 0;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) count++;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) count++;
     if (count < CAIRN_SHARD_JOBS_MAX) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "shard %s holds %zu jobs, the most it can",
                       shard->name, count);
@@ -381,29 +378,29 @@ static cairn_status judge_count(const struct cairn_shard *shard, struct cairn_se
 
 /* Judges the create, and counts the job's memory, which is the draft's until it is opened or closed.
  * CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers; CAIRN_ERR_INVALID. */
-static cairn_status draft_admit(struct cairn_shard_draft *draft, const Cairn__JobCreate *message,
+static cairn_status draft_admit(struct shard_draft *draft, const Cairn__JobCreate *message,
                                 struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = draft->job;
+    struct shard_job *job = draft->job;
     cairn_status status = judge_count(job->shard, why);
     if (status == CAIRN_OK) status = judge_create(draft, message, why);
     if (status != CAIRN_OK) return status;
     set_sizes(job, &draft->need);
-    status = cairn_shard_job_judge_device(job, draft->need.memory.device,
-                                          least_bytes(job, &draft->need), why);
+    status = shard_job_judge_device(job, draft->need.memory.device, least_bytes(job, &draft->need),
+                                    why);
     return status == CAIRN_OK ? take_budget(job, &draft->need, why) : status;
 }
 
 /* The tables of a draft that was admitted; any thread. CAIRN_ERR_NO_MEMORY. */
-static cairn_status draft_make(struct cairn_shard_draft *draft, const Cairn__JobCreate *message,
+static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate *message,
                                struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = draft->job;
-    struct cairn_step_config step = draft->need.step;
+    struct shard_job *job = draft->job;
+    struct step_config step = draft->need.step;
     step.joins = message->joins;
     cairn_status status = make_tables(job, why); // as large as a worker's shapes say
     if (status == CAIRN_OK) status = open_arenas(job, &draft->need, why);
-    if (status == CAIRN_OK) status = cairn_own_open(job, &step, message, why);
+    if (status == CAIRN_OK) status = own_open(job, &step, message, why);
     if (status == CAIRN_OK) status = make_round(job, why);
     draft->is_made = status == CAIRN_OK;
     return status;
@@ -411,10 +408,10 @@ static cairn_status draft_make(struct cairn_shard_draft *draft, const Cairn__Job
 
 /* Takes the draft, which is made: the job is one of the shard's. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: nothing
  * is held. */
-static cairn_status job_open(struct cairn_shard *shard, struct cairn_shard_draft *draft,
-                             struct cairn_shard_job **job_out, struct cairn_sentence *why)
+static cairn_status job_open(struct cairn_shard *shard, struct shard_draft *draft,
+                             struct shard_job **job_out, struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = draft->job;
+    struct shard_job *job = draft->job;
     cairn_status status = judge_count(shard, why);
     if (status == CAIRN_OK) status = open_shown(job, &draft->need, why);
     if (status != CAIRN_OK) {
@@ -431,90 +428,90 @@ static cairn_status job_open(struct cairn_shard *shard, struct cairn_shard_draft
 
 /* ---- the end ---- */
 
-static void free_job(struct cairn_shard_job *job, const struct cairn_request *request)
+static void free_job(struct shard_job *job, const struct cairn_request *request)
 {
-    struct cairn_shard_job **link = &job->shard->jobs;
+    struct shard_job **link = &job->shard->jobs;
     while (*link != job) link = &(*link)->next;
     *link = job->next;
 
-    cairn_relay_free_all(job);
+    relay_free_all(job);
     job->shard->up->moves_free(job);
-    cairn_pin_release(job);
-    cairn_reports_drop(job);
-    cairn_load_release(job);
-    cairn_write_close(job);
-    cairn_replies_release(job);
-    cairn_members_release(job);
+    pin_release(job);
+    reports_drop(job);
+    load_release(job);
+    write_close(job);
+    replies_release(job);
+    members_release(job);
     free_body(job, request);
 }
 
-void cairn_shard_job_free(struct cairn_shard_job *job)
+void shard_job_free(struct shard_job *job)
 {
     free_job(job, NULL);
 }
 
-void cairn_shard_job_unused(struct cairn_shard_job *job)
+void shard_job_unused(struct shard_job *job)
 {
     struct cairn_shard *shard = job->shard;
-    if (job->state != CAIRN_JOB_LEAVING || shard->closing) return; // cairn_shard_close frees it
+    if (job->state != CAIRN_JOB_LEAVING || shard->closing) return; // shard_close frees it
     cairn_log_info("dropped job %s, generation %llu: %llu bytes are being freed", job->spec.name,
                    (unsigned long long)job->generation,
-                   (unsigned long long)cairn_memory_sum(&job->memory));
+                   (unsigned long long)memory_sum(&job->memory));
     const struct cairn_request dropping = job->dropping;
     free_job(job, &dropping);
-    cairn_create_on_memory_back(shard);
+    create_on_memory_back(shard);
 }
 
-void cairn_shard_job_leave(struct cairn_shard_job *job)
+void shard_job_leave(struct shard_job *job)
 {
     assert(job->state != CAIRN_JOB_LEAVING);
     struct cairn_sentence why;
     cairn_sentence_set(&why, "job %s was dropped before it was ready", job->spec.name);
     if (job->load.asked.session != 0) {
-        cairn_session_answer(job->shard, &job->load.asked, CAIRN_ERR_CANCELED, &why);
+        session_answer(job->shard, &job->load.asked, CAIRN_ERR_CANCELED, &why);
     }
-    cairn_shard_job_busy(job); // not freed before we are through
+    shard_job_busy(job); // not freed before we are through
     job->state = CAIRN_JOB_LEAVING;
-    cairn_relay_leave(job);
+    relay_leave(job);
     job->shard->up->moves_end(job);
-    cairn_reserve_cancel(job);
-    cairn_pin_cancel(job);
-    cairn_load_cancel(job);
-    cairn_members_release(job);
-    cairn_replies_release(job);
-    cairn_collector_leave(&job->collector);
-    cairn_shard_job_idle(job);
+    reserve_cancel(job);
+    pin_cancel(job);
+    load_cancel(job);
+    members_release(job);
+    replies_release(job);
+    collector_leave(&job->collector);
+    shard_job_idle(job);
 }
 
-void cairn_shard_job_stop(struct cairn_shard_job *job, const char *why)
+void shard_job_stop(struct shard_job *job, const char *why)
 {
     if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
     job->state = CAIRN_JOB_FAULTED;
-    cairn_collector_leave(&job->collector);
-    cairn_relay_leave(job);
+    collector_leave(&job->collector);
+    relay_leave(job);
     job->shard->up->moves_end(job);
     cairn_log_error("job %s is stopped here, at version %llu.%llu: %s; restore a snapshot",
                     job->spec.name, (unsigned long long)job->generation,
-                    (unsigned long long)cairn_step_version(job->collector.step).step, why);
+                    (unsigned long long)step_version(job->collector.step).step, why);
     // Hello of the next session no longer names the job: the coordinator sees that it is lost here.
-    cairn_session_refuse(job->shard, CAIRN_ERR_PROTOCOL, "job %s on shard %s: %s", job->spec.name,
-                         job->shard->name, why);
+    session_refuse(job->shard, CAIRN_ERR_PROTOCOL, "job %s on shard %s: %s", job->spec.name,
+                   job->shard->name, why);
 }
 
 /* ==== create ==== */
 
-static const struct cairn_arriving_kind create_kind;
+static const struct arriving_kind create_kind;
 
-static const Cairn__JobCreate *create_message(const struct cairn_arriving *create)
+static const Cairn__JobCreate *create_message(const struct arriving *create)
 {
     return (const Cairn__JobCreate *)create->message;
 }
 
 /* The job of that number; without it one that is staged, without that one that is LEAVING. */
-static struct cairn_shard_job *held_job(struct cairn_shard *shard, uint64_t number)
+static struct shard_job *held_job(struct cairn_shard *shard, uint64_t number)
 {
-    struct cairn_shard_job *held = cairn_shard_job_find(shard, number);
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+    struct shard_job *held = shard_job_find(shard, number);
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         if (job->number != number) continue;
         if (held == NULL || held->state == CAIRN_JOB_LEAVING) held = job;
     }
@@ -524,7 +521,7 @@ static struct cairn_shard_job *held_job(struct cairn_shard *shard, uint64_t numb
 static uint64_t newest_held(const struct cairn_shard *shard, uint64_t number)
 {
     uint64_t newest = 0;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         if (job->number == number && job->generation > newest) newest = job->generation;
     }
     return newest;
@@ -533,14 +530,14 @@ static uint64_t newest_held(const struct cairn_shard *shard, uint64_t number)
 /* Makes the generations of the job up to generation_max leave, except `but`. When one of them is
  * freed, a create that waited may make a newer one. True if any left. */
 static bool leave_all(struct cairn_shard *shard, uint64_t number, uint64_t generation_max,
-                      const struct cairn_shard_job *but)
+                      const struct shard_job *but)
 {
     bool left = false;
-    struct cairn_shard_job *job = shard->jobs;
+    struct shard_job *job = shard->jobs;
     while (job != NULL) {
         const bool leaves = job->number == number && job->generation <= generation_max &&
                             job != but && job->state != CAIRN_JOB_LEAVING;
-        if (leaves) cairn_shard_job_leave(job);
+        if (leaves) shard_job_leave(job);
         left |= leaves;
         job = leaves ? shard->jobs : job->next; // it may be freed
     }
@@ -551,63 +548,62 @@ static bool leave_all(struct cairn_shard *shard, uint64_t number, uint64_t gener
 static bool memory_comes_back(const struct cairn_shard *shard)
 {
     return shard->memory.releases != NULL || shard->memory.given_bytes > 0 ||
-           cairn_arriving_lingers(shard, &create_kind);
+           arriving_lingers(shard, &create_kind);
 }
 
 /* There is room for the job: a thread makes its tables, and the create is whole once more. */
-static void create_admit(struct cairn_shard *shard, struct cairn_arriving *create)
+static void create_admit(struct cairn_shard *shard, struct arriving *create)
 {
     struct cairn_sentence why;
-    const cairn_status status = draft_admit(cairn_arriving_made(create), create_message(create),
-                                            &why);
+    const cairn_status status = draft_admit(arriving_made(create), create_message(create), &why);
     if (status == CAIRN_OK)
-        cairn_arriving_make(create);
+        arriving_make(create);
     else
-        cairn_arriving_end(shard, create, status, &why);
+        arriving_end(shard, create, status, &why);
 }
 
 /* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not; when what
  * is being given back is there. */
-static void create_open(struct cairn_shard *shard, struct cairn_arriving *create)
+static void create_open(struct cairn_shard *shard, struct arriving *create)
 {
     if (memory_comes_back(shard)) return;
-    if (!draft_is_made(cairn_arriving_made(create))) {
+    if (!draft_is_made(arriving_made(create))) {
         create_admit(shard, create);
         return;
     }
-    struct cairn_shard_job *job;
+    struct shard_job *job;
     struct cairn_sentence why;
-    cairn_status status = job_open(shard, cairn_arriving_take(create), &job, &why);
+    cairn_status status = job_open(shard, arriving_take(create), &job, &why);
     if (status != CAIRN_OK) {
-        cairn_arriving_end(shard, create, status, &why);
+        arriving_end(shard, create, status, &why);
         return;
     }
     cairn_log_info(
         "making room for job %s, generation %llu: %llu elements in %zu extents, %llu bytes",
         job->spec.name, (unsigned long long)job->generation,
         (unsigned long long)job->view->table.map.elem_count, job->view->table.map.extent_count,
-        (unsigned long long)cairn_memory_sum(&job->memory));
-    status = cairn_admit_job(job, create_message(create), &why);
+        (unsigned long long)memory_sum(&job->memory));
+    status = admit_job(job, create_message(create), &why);
     if (status != CAIRN_OK) {
-        cairn_arriving_end(shard, create, status, &why);
-        cairn_shard_job_leave(job);
+        arriving_end(shard, create, status, &why);
+        shard_job_leave(job);
         return;
     }
-    job->load.asked = cairn_session_request(shard, create->request); // Done follows
-    cairn_arriving_drop(shard, create);
+    job->load.asked = session_request(shard, create->request); // Done follows
+    arriving_drop(shard, create);
 }
 
 /* Creates a new generation beside the one that it extends, which goes on serving. A generation that
  * was given up earlier may still be there: it leaves first. */
-static void create_beside(struct cairn_shard *shard, struct cairn_arriving *create)
+static void create_beside(struct cairn_shard *shard, struct arriving *create)
 {
     const uint64_t number = create_message(create)->job;
-    const struct cairn_shard_job *from = cairn_shard_job_find(shard, number);
+    const struct shard_job *from = shard_job_find(shard, number);
     if (from == NULL) {
         struct cairn_sentence why;
         cairn_sentence_set(&why, "shard %s holds no part of job %016llx to extend", shard->name,
                            (unsigned long long)number);
-        cairn_arriving_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
+        arriving_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
         return;
     }
     // Freed at once or later: the create goes on then, and may be gone by now.
@@ -615,10 +611,10 @@ static void create_beside(struct cairn_shard *shard, struct cairn_arriving *crea
 }
 
 /* A whole create meets what is held of its number. */
-static void create_advance(struct cairn_shard *shard, struct cairn_arriving *create)
+static void create_advance(struct cairn_shard *shard, struct arriving *create)
 {
     const Cairn__JobCreate *message = create_message(create);
-    struct cairn_shard_job *held = held_job(shard, message->job);
+    struct shard_job *held = held_job(shard, message->job);
     if (message->extend) {
         create_beside(shard, create);
         return;
@@ -637,13 +633,13 @@ static void create_advance(struct cairn_shard *shard, struct cairn_arriving *cre
         return;
     }
     if (message->generation == held->generation && held->state != CAIRN_JOB_FAULTED &&
-        draft_has_layout(cairn_arriving_made(create), held->view->layout)) {
+        draft_has_layout(arriving_made(create), held->view->layout)) {
         // Asked again after a lost connection.
         if (held->state == CAIRN_JOB_LOADING || held->state == CAIRN_JOB_SEALING) {
-            held->load.asked = cairn_session_request(shard, create->request);
-            cairn_arriving_drop(shard, create);
+            held->load.asked = session_request(shard, create->request);
+            arriving_drop(shard, create);
         } else {
-            cairn_arriving_end(shard, create, CAIRN_OK, NULL);
+            arriving_end(shard, create, CAIRN_OK, NULL);
         }
         return;
     }
@@ -654,14 +650,14 @@ static void create_advance(struct cairn_shard *shard, struct cairn_arriving *cre
                        shard->name, (unsigned long long)message->job,
                        (unsigned long long)held->generation,
                        (unsigned long long)message->generation);
-    cairn_arriving_end(shard, create, CAIRN_ERR_EXISTS, &why);
+    arriving_end(shard, create, CAIRN_ERR_EXISTS, &why);
 }
 
 /* The pages go here, too: tens of MiB take the loop milliseconds. */
-static cairn_status create_prepare(struct cairn_arriving *create, void **made_out,
+static cairn_status create_prepare(struct arriving *create, void **made_out,
                                    struct cairn_sentence *why)
 {
-    struct cairn_shard_draft *draft = NULL;
+    struct shard_draft *draft = NULL;
     const cairn_status status = draft_open(create->shard, create_message(create),
                                            &create->paged[CAIRN_CREATE_SPEC],
                                            &create->paged[CAIRN_CREATE_LAYOUT], &draft, why);
@@ -670,7 +666,7 @@ static cairn_status create_prepare(struct cairn_arriving *create, void **made_ou
     return status;
 }
 
-static cairn_status create_make(const struct cairn_arriving *create, void *made,
+static cairn_status create_make(const struct arriving *create, void *made,
                                 struct cairn_sentence *why)
 {
     return draft_make(made, create_message(create), why);
@@ -681,7 +677,7 @@ static void create_unmake(void *made)
     draft_close(made);
 }
 
-static const struct cairn_arriving_kind create_kind = {
+static const struct arriving_kind create_kind = {
     .name = "a job",
     .prepare = create_prepare,
     .make = create_make,
@@ -690,11 +686,11 @@ static const struct cairn_arriving_kind create_kind = {
     .whole = create_advance,
 };
 
-void cairn_create_on_memory_back(struct cairn_shard *shard)
+void create_on_memory_back(struct cairn_shard *shard)
 {
-    struct cairn_arriving *create = shard->arriving;
+    struct arriving *create = shard->arriving;
     while (create != NULL && !memory_comes_back(shard)) {
-        const bool is_one = create->kind == &create_kind && cairn_arriving_whole(create);
+        const bool is_one = create->kind == &create_kind && arriving_whole(create);
         const bool goes_on = is_one && (create_message(create)->extend ||
                                         held_job(shard, create_message(create)->job) == NULL);
         if (goes_on) create_advance(shard, create);
@@ -702,12 +698,12 @@ void cairn_create_on_memory_back(struct cairn_shard *shard)
     }
 }
 
-void cairn_create_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobCreate *message)
+void create_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobCreate *message)
 {
     const uint64_t bytes[] = {
         [CAIRN_CREATE_SPEC] = message->spec_bytes, [CAIRN_CREATE_LAYOUT] = message->layout_bytes
     };
-    cairn_arriving_begin(shard, &create_kind, request, &message->base, bytes);
+    arriving_begin(shard, &create_kind, request, &message->base, bytes);
 }
 
 /* Ends the creates of that job that wait, or whose pages are on their way. */
@@ -715,21 +711,20 @@ static void end_creates(struct cairn_shard *shard, uint64_t number)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why, "the job was dropped before it was made");
-    for (struct cairn_arriving *create = shard->arriving, *next; create != NULL; create = next) {
+    for (struct arriving *create = shard->arriving, *next; create != NULL; create = next) {
         next = create->next;
         if (create->kind == &create_kind && create_message(create)->job == number)
-            cairn_arriving_end(shard, create, CAIRN_ERR_CANCELED, &why);
+            arriving_end(shard, create, CAIRN_ERR_CANCELED, &why);
     }
 }
 
-void cairn_create_on_drop(struct cairn_shard *shard, uint32_t request,
-                          const Cairn__JobDrop *message)
+void create_on_drop(struct cairn_shard *shard, uint32_t request, const Cairn__JobDrop *message)
 {
-    struct cairn_request answered = cairn_session_request(shard, request);
+    struct cairn_request answered = session_request(shard, request);
     end_creates(shard, message->job);
-    struct cairn_shard_job *job = held_job(shard, message->job);
+    struct shard_job *job = held_job(shard, message->job);
     if (job == NULL) {
-        cairn_session_answer(shard, &answered, CAIRN_OK, NULL);
+        session_answer(shard, &answered, CAIRN_OK, NULL);
         return;
     }
     job->dropping = answered; // answered when its memory is back
@@ -737,9 +732,9 @@ void cairn_create_on_drop(struct cairn_shard *shard, uint32_t request,
     leave_all(shard, message->job, newest, NULL);
 }
 
-void cairn_create_on_switch(struct cairn_shard *shard, const Cairn__JobSwitch *message)
+void create_on_switch(struct cairn_shard *shard, const Cairn__JobSwitch *message)
 {
-    struct cairn_shard_job *stays = shard->jobs;
+    struct shard_job *stays = shard->jobs;
     while (stays != NULL &&
            (stays->number != message->job || stays->generation != message->generation ||
             stays->state == CAIRN_JOB_LEAVING))

@@ -15,22 +15,22 @@
 
 /* When what of a round was done. Loop thread. */
 
-struct cairn_shard_job;
+struct shard_job;
 
 /* Microseconds of CLOCK_MONOTONIC; 0: not yet. */
-struct cairn_round_times {
+struct round_times {
     uint64_t round;
     uint64_t action_us[CAIRN_STEP_FAULT + 1];     /* the first of each kind */
     uint64_t folding_us, updating_us, updated_us; /* the last FOLD; the pass of the UPDATE */
 };
 
 /* The action is about to be done. */
-void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_action *action);
+void times_note(struct shard_job *job, const struct step_action *action);
 
 /* The phases of the round that is being published, in microseconds: collect, until the last
  * contribution was there; fold and add up; update, which writes the published copy as well;
  * publish: waiting until nobody reads the copy that is written, and telling. */
-void cairn_times_phases(const struct cairn_shard_job *job, uint32_t us_out[4]);
+void times_phases(const struct shard_job *job, uint32_t us_out[4]);
 
 /* ==== terms ==== */
 
@@ -38,7 +38,7 @@ void cairn_times_phases(const struct cairn_shard_job *job, uint32_t us_out[4]);
 
 struct cairn_shard;
 
-struct cairn_terms {
+struct terms {
     bool settled;               /* a coordinator has said that this generation is in its store */
     uint64_t revision;          /* of the newest spec that the shard was told of */
     struct cairn_paged amended; /* owned: the bytes of that spec; none if it is job->spec */
@@ -46,7 +46,7 @@ struct cairn_terms {
 };
 
 /* JobTerms; owns the message. */
-void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobTerms *message);
+void terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobTerms *message);
 
 /* ==== pass ==== */
 
@@ -56,18 +56,17 @@ void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__
 
 /* The functions in which kinds of passes differ; describe and conclude are as in struct
  * cairn_run. */
-struct cairn_pass_kind {
-    bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage,
-                     struct cairn_works *works);
+struct pass_kind {
+    bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works);
     void (*conclude)(struct cairn_run *run, uint32_t item, uint32_t thread);
-    void (*done)(struct cairn_shard_job *job); /* of one that did not fail */
+    void (*done)(struct shard_job *job); /* of one that did not fail */
 };
 
 /* The part of a pass that is done in one home: some of the trained chunks, then some of all
  * chunks. */
-struct cairn_pass_part {
+struct pass_part {
     struct cairn_run run; /* first */
-    struct cairn_shard_job *job;
+    struct shard_job *job;
     struct cairn_sums *sums;       /* owned: [lanes of run.compute] of the pass at hand */
     uint32_t trained_first, first; /* by chunk */
     uint32_t trained_count;        /* of the pass at hand */
@@ -76,16 +75,16 @@ struct cairn_pass_part {
 /* The round at hand. REDUCE, UPDATE and the first publish are passes over the chunks here, one at a
  * time. Arrays of [table.trained_count] are indexed by chunk. */
 struct cairn_pass {
-    struct cairn_pass_part device, host;   /* of the pass at hand */
-    uint32_t parts_left;                   /* under way */
-    bool failed;                           /* a part of the pass at hand did */
-    const struct cairn_pass_kind *kind;    /* of it */
-    const struct cairn_chunk_table *table; /* borrowed: of the part that is worked on */
-    struct cairn_step_actions actions;     /* owned: the list of the own part's collector */
-    struct cairn_round_times times;        /* of the round at hand, or of the last one */
-    bool is_small; /* a pass takes no longer than to wake another thread for it */
-    bool is_far;   /* the planes exceed the caches: kernels may write around them */
-    bool *zero;    /* owned: [trained_count] nobody contributed to the chunk: its sum is +0 */
+    struct pass_part device, host;   /* of the pass at hand */
+    uint32_t parts_left;             /* under way */
+    bool failed;                     /* a part of the pass at hand did */
+    const struct pass_kind *kind;    /* of it */
+    const struct chunk_table *table; /* borrowed: of the part that is worked on */
+    struct step_actions actions;     /* owned: the list of the own part's collector */
+    struct round_times times;        /* of the round at hand, or of the last one */
+    bool is_small;                   /* a pass takes no longer than to wake another thread for it */
+    bool is_far; /* the planes exceed the caches: kernels may write around them */
+    bool *zero;  /* owned: [trained_count] nobody contributed to the chunk: its sum is +0 */
     /* owned: [trained_count] chunk_sums[c]: sums made during chunk c's last fold, else by REDUCE. UPDATE
      * notes in `nonfinite` what it made of the chunk. */
     struct cairn_sums *chunk_sums;
@@ -93,7 +92,7 @@ struct cairn_pass {
     bool *summed;
     /* owned: of the UPDATE at hand: [spec.group_count], then those of the classes of `missed` */
     struct cairn_group_scalars *scalars;
-    struct cairn_missed missed; /* borrowed: in the decision that the core has until the next one */
+    struct missed missed; /* borrowed: in the decision that the core has until the next one */
     struct cairn_version version_next; /* that the UPDATE at hand makes */
     struct cairn_results gradients;    /* sums of the last REDUCE that are not finite */
     /* owned: [spec.tensor_count] of the last REDUCE, if missing gradients are left: tensors, and of how many
@@ -102,36 +101,35 @@ struct cairn_pass {
     uint64_t *untouched_elems;
     uint32_t untouched_count;
     struct cairn_results results; /* of the last UPDATE, likewise; of a write: none */
-    struct cairn_log_limit results_said;
+    struct log_limit results_said;
     /* the newest version is being written once more; what follows. NULL: it is not */
-    void (*republished)(struct cairn_shard_job *job);
+    void (*republished)(struct shard_job *job);
     bool reduce_waits;  /* for that */
     bool updating;      /* the UPDATE was decided and is not published yet */
     bool update_waits;  /* (or that) for sends out of the copy that is written next */
     bool update_writes; /* the UPDATE is a write's */
-    bool settling;      /* cairn_shard_job_settle is at work */
+    bool settling;      /* shard_job_settle is at work */
 };
 
 /* With the job. CAIRN_ERR_NO_MEMORY: to be freed all the same. */
-CAIRN_MUST_CHECK cairn_status cairn_pass_open(struct cairn_shard_job *job,
-                                              const struct cairn_chunk_table *table);
-void cairn_pass_close(struct cairn_shard_job *job);
+CAIRN_MUST_CHECK cairn_status pass_open(struct shard_job *job, const struct chunk_table *table);
+void pass_close(struct shard_job *job);
 /* The arrays of a pass that are indexed by chunk, made for another table. */
-struct cairn_pass_tables {
-    const struct cairn_chunk_table *table; /* borrowed */
-    bool *zero, *summed;                   /* owned */
-    struct cairn_sums *chunk_sums;         /* owned */
+struct pass_tables {
+    const struct chunk_table *table; /* borrowed */
+    bool *zero, *summed;             /* owned */
+    struct cairn_sums *chunk_sums;   /* owned */
 };
 /* CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_pass_tables_open(const struct cairn_chunk_table *table,
-                                                     struct cairn_pass_tables *tables_out);
+CAIRN_MUST_CHECK cairn_status pass_tables_open(const struct chunk_table *table,
+                                               struct pass_tables *tables_out);
 /* Also of what is all zero. */
-void cairn_pass_tables_close(struct cairn_pass_tables *tables);
+void pass_tables_close(struct pass_tables *tables);
 /* Passes are over these chunks from here on; none is under way. Takes the tables. */
-void cairn_pass_switch(struct cairn_shard_job *job, struct cairn_pass_tables *tables);
+void pass_switch(struct shard_job *job, struct pass_tables *tables);
 
 /* Planes lie elsewhere than they did: none is under way. */
-void cairn_pass_divide(struct cairn_shard_job *job);
+void pass_divide(struct shard_job *job);
 
 /* ---- of a run of a pass; any thread ---- */
 
@@ -164,8 +162,7 @@ struct cairn_park {
  * CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: the job is at work, or moves the other way, and is to be
  * asked again; CAIRN_ERR_NO_MEMORY: it stays where it is, with the numbers; CAIRN_ERR_IO: the
  * device failed. */
-void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
-                           const Cairn__PartPark *message);
+void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartPark *message);
 
 /* ==== admit ==== */
 
@@ -174,32 +171,31 @@ void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
 /* Where chunks of a job land: a slot each. A worker's are those of its window, behind them those for small
  * chunks, and behind these those that have no memory: what they are for is read where it lies. */
 struct cairn_landing {
-    struct cairn_arena arena; /* a window of slots, then the next */
+    struct arena arena; /* a window of slots, then the next */
     /* slots of a worker; of these, those for small chunks, and those without memory */
     uint32_t window, small, in_place;
     size_t slot_bytes, small_bytes;
     uint32_t counted; /* slots in the budget: those of as many workers as there are */
     uint32_t taken;   /* slots that have their pages, too */
     uint32_t asked;   /* will have, when what the reserve at work takes is there */
-    bool extra;       /* of more workers than there are: cairn_admit_left */
+    bool extra;       /* of more workers than there are: admit_left */
 };
 
 /* Where the slot begins in the arena; of the one behind the last: where that ends. */
-uint64_t cairn_landing_at(const struct cairn_landing *landing, uint32_t slot);
+uint64_t landing_at(const struct cairn_landing *landing, uint32_t slot);
 
 /* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
  * jobs.h, state.h) or awaits it; Done or an error, and it leaves, answers job->load.asked. */
-CAIRN_MUST_CHECK cairn_status cairn_admit_job(struct cairn_shard_job *job,
-                                              const Cairn__JobCreate *create,
-                                              struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
+                                        struct cairn_sentence *why);
 /* shard->up->loaded: seals the job, or awaits puts, or it leaves. */
-void cairn_admit_loaded(struct cairn_shard_job *job, cairn_status status,
-                        const struct cairn_sentence *why, bool puts_follow);
+void admit_loaded(struct shard_job *job, cairn_status status, const struct cairn_sentence *why,
+                  bool puts_follow);
 /* A member joined: answers when all workers that did have their landing slots; without room it leaves. */
-void cairn_admit_member(struct cairn_shard_job *job, uint64_t member, struct cairn_request request);
+void admit_member(struct shard_job *job, uint64_t member, struct cairn_request request);
 /* Workers may have left: gives back what landed from more of them than there are, when no round uses it, and
  * so much of it in one turn of the loop; until then job->landing.extra is set, and this is called again. */
-void cairn_admit_left(struct cairn_shard_job *job);
+void admit_left(struct shard_job *job);
 /* Without large pages the kernel takes 0.4 s for a GiB: 25 ms. */
 #define CAIRN_GIVE_MAX_BYTES ((uint64_t)64 << 20)
 

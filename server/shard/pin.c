@@ -18,8 +18,8 @@
 #include "server/shard/state.h"
 
 struct cairn_pin {
-    struct cairn_task task;      /* on the snapshots thread */
-    struct cairn_shard_job *job; /* borrowed */
+    struct task task;      /* on the snapshots thread */
+    struct shard_job *job; /* borrowed */
     struct cairn_pin *next;
     uint64_t snapshot;
     bool is_prepared;           /* its staging is there, or is being made, and no Pin came yet */
@@ -34,7 +34,7 @@ struct cairn_pin {
 
     /* owned */
     char *path; /* NULL: a digest, or not told yet */
-    struct cairn_staging staging;
+    struct staging staging;
     uint64_t staging_budget;
     struct cairn_pace pace;
 
@@ -53,14 +53,14 @@ static void pin_free(struct cairn_pin *pin)
     struct cairn_pin **link = &pin->job->pins.list;
     while (*link != pin) link = &(*link)->next;
     *link = pin->next;
-    cairn_staging_close(&pin->staging);
-    cairn_shard_job_give(pin->job, &pin->job->memory.staging, pin->staging_budget);
+    staging_close(&pin->staging);
+    shard_job_give(pin->job, &pin->job->memory.staging, pin->staging_budget);
     free(pin->path);
-    cairn_report_free(pin->report);
+    report_free(pin->report);
     free(pin);
 }
 
-void cairn_pin_release(struct cairn_shard_job *job)
+void pin_release(struct shard_job *job)
 {
     job->pins.saving_count = 0;
     while (job->pins.list != NULL) pin_free(job->pins.list);
@@ -68,7 +68,7 @@ void cairn_pin_release(struct cairn_shard_job *job)
 
 static bool is_saved_into(const struct cairn_pin *pin)
 {
-    const struct cairn_pins *pins = &pin->job->pins;
+    const struct pins *pins = &pin->job->pins;
     uint32_t i = 0;
     while (i < pins->saving_count && pins->saving[i] != &pin->staging) i++;
     return i < pins->saving_count;
@@ -95,13 +95,13 @@ static void report(struct cairn_pin *pin)
 {
     struct cairn_report *told = pin->report;
     pin->report = NULL;
-    if (pin->status == CAIRN_ERR_IO) cairn_storage_watch_doubt(&pin->job->shard->storage);
+    if (pin->status == CAIRN_ERR_IO) storage_watch_doubt(&pin->job->shard->storage);
     if (pin->status != CAIRN_OK)
         cairn_log_error("snapshot of job %s at step %llu failed here: %s", pin->job->spec.name,
                         (unsigned long long)pin->version.step, pin->why.text);
     say_waited(pin);
-    cairn_report_send(told, pin->version, pin->status, &pin->why);
-    cairn_staging_cancel(&pin->staging);
+    report_send(told, pin->version, pin->status, &pin->why);
+    staging_cancel(&pin->staging);
     pin->ended = true;
     free_if_ended(pin);
 }
@@ -113,11 +113,11 @@ static void unprepare(struct cairn_pin *pin)
 {
     pin->is_prepared = false;
     pin->ended = true;
-    cairn_staging_cancel(&pin->staging);
+    staging_cancel(&pin->staging);
     if (pin->tasks == 0) pin_free(pin);
 }
 
-void cairn_pins_unprepare(struct cairn_shard_job *job)
+void pins_unprepare(struct shard_job *job)
 {
     struct cairn_pin *next;
     for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = next) {
@@ -128,35 +128,35 @@ void cairn_pins_unprepare(struct cairn_shard_job *job)
 
 /* ---- on the snapshots thread ---- */
 
-static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_write(struct task *task, uint32_t item, uint32_t thread)
 {
     struct cairn_pin *pin = (struct cairn_pin *)task;
-    const struct cairn_pin_write write = { .staging = &pin->staging,
-                                           .pace = &pin->pace,
-                                           .report = pin->report,
-                                           .path = pin->writes ? pin->path : NULL };
+    const struct pin_write write = { .staging = &pin->staging,
+                                     .pace = &pin->pace,
+                                     .report = pin->report,
+                                     .path = pin->writes ? pin->path : NULL };
     (void)item;
     (void)thread;
     pin->status = atomic_load(&pin->canceled)
                       ? cairn_fail(&pin->why, CAIRN_ERR_CANCELED, "it was given up")
-                      : cairn_pin_write(&write, &pin->why);
+                      : pin_write(&write, &pin->why);
 }
 
 /* Called at the end of each of a pin's two tasks: the one that ends last reports. */
 static void task_done(struct cairn_pin *pin)
 {
-    struct cairn_shard_job *job = pin->job;
+    struct shard_job *job = pin->job;
     if (--pin->tasks == 0 && pin->ended)
         pin_free(pin); // it was prepared in vain
     else if (pin->tasks == 0 && !pin->is_prepared && !pin->waits)
         report(pin);
-    cairn_shard_job_idle(job);
+    shard_job_idle(job);
 }
 
-static void write_done(struct cairn_task *task)
+static void write_done(struct task *task)
 {
     struct cairn_pin *pin = (struct cairn_pin *)task;
-    cairn_staging_cancel(&pin->staging); // all of it was read
+    staging_cancel(&pin->staging); // all of it was read
     task_done(pin);
 }
 
@@ -165,19 +165,19 @@ static void go_on(struct cairn_pin *pin)
 {
     const bool told = !pin->writes || pin->path != NULL || atomic_load(&pin->canceled);
     if (!pin->stands || !told) return;
-    pin->task = (struct cairn_task) { .run = run_write, .done = write_done, .item_count = 1 };
-    cairn_pool_submit(pin->job->shard->snapshots, &pin->task);
+    pin->task = (struct task) { .run = run_write, .done = write_done, .item_count = 1 };
+    pool_submit(pin->job->shard->snapshots, &pin->task);
     pin->stands = false; // once
 }
 
 static void give_up(struct cairn_pin *pin)
 {
     atomic_store(&pin->canceled, true);
-    cairn_staging_cancel(&pin->staging);
+    staging_cancel(&pin->staging);
     go_on(pin);
 }
 
-void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *message)
+void cairn_pin_folder(struct shard_job *job, const Cairn__PinFolder *message)
 {
     struct cairn_pin *pin = job->pins.list;
     while (pin != NULL && (pin->snapshot != message->snapshot || pin->ended)) pin = pin->next;
@@ -194,34 +194,34 @@ void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *messa
         go_on(pin);
 }
 
-void cairn_pin_session_ended(struct cairn_shard_job *job)
+void pin_session_ended(struct shard_job *job)
 {
-    cairn_pins_unprepare(job);
+    pins_unprepare(job);
     for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
         if (pin->writes && pin->path == NULL && !pin->ended) give_up(pin);
 }
 
-void cairn_pin_cancel(struct cairn_shard_job *job)
+void pin_cancel(struct shard_job *job)
 {
-    cairn_pins_unprepare(job);
+    pins_unprepare(job);
     for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
         if (!pin->ended) give_up(pin);
 }
 
-bool cairn_pins_rest(const struct cairn_shard_job *job)
+bool pins_rest(const struct shard_job *job)
 {
     const struct cairn_pin *pin = job->pins.list;
-    while (pin != NULL && (pin->ended || cairn_staging_is_quiet(&pin->staging))) pin = pin->next;
+    while (pin != NULL && (pin->ended || staging_is_quiet(&pin->staging))) pin = pin->next;
     return pin == NULL;
 }
 
-void cairn_pins_hurry(const struct cairn_shard_job *job)
+void pins_hurry(const struct shard_job *job)
 {
     for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
         atomic_store(&pin->pace.hurry, true);
 }
 
-static void list_pin(const struct cairn_pin *pin, struct cairn_pins_list *out)
+static void list_pin(const struct cairn_pin *pin, struct pins_list *out)
 {
     if (pin->waits || pin->ended || out->count == CAIRN_PINS_TOLD_MAX) return;
     Cairn__PinTold *told = &out->told[out->count];
@@ -234,10 +234,10 @@ static void list_pin(const struct cairn_pin *pin, struct cairn_pins_list *out)
     out->pointers[out->count++] = told;
 }
 
-void cairn_pins_list(const struct cairn_shard *shard, struct cairn_pins_list *out)
+void pins_list(const struct cairn_shard *shard, struct pins_list *out)
 {
     out->count = 0;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         for (const struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
             list_pin(pin, out);
 }
@@ -247,53 +247,53 @@ void cairn_pins_list(const struct cairn_shard *shard, struct cairn_pins_list *ou
 static void on_touched(void *context)
 {
     struct cairn_pin *pin = context;
-    if (pin->asked.number != 0) cairn_session_answer(pin->job->shard, &pin->asked, CAIRN_OK, NULL);
+    if (pin->asked.number != 0) session_answer(pin->job->shard, &pin->asked, CAIRN_OK, NULL);
     task_done(pin);
 }
 
 static void begin_touch(struct cairn_pin *pin)
 {
     pin->tasks++;
-    cairn_shard_job_busy(pin->job);
-    cairn_staging_touch(&pin->staging, on_touched, pin);
+    shard_job_busy(pin->job);
+    staging_touch(&pin->staging, on_touched, pin);
 }
 
 static cairn_status take_staging(struct cairn_pin *pin)
 {
-    struct cairn_shard_job *job = pin->job;
-    const uint64_t bytes = cairn_staging_bytes(job, job->spec.policy.snapshot_staging);
-    cairn_status status = cairn_shard_job_take(job, &job->memory.staging, bytes,
-                                               "the staging of a snapshot", &pin->why);
+    struct shard_job *job = pin->job;
+    const uint64_t bytes = staging_bytes(job, job->spec.policy.snapshot_staging);
+    cairn_status status = shard_job_take(job, &job->memory.staging, bytes,
+                                         "the staging of a snapshot", &pin->why);
     if (status != CAIRN_OK) return status;
     pin->staging_budget = bytes;
-    return cairn_staging_open(&pin->staging, job, bytes, &pin->why);
+    return staging_open(&pin->staging, job, bytes, &pin->why);
 }
 
 static void set_pace(struct cairn_pin *pin)
 {
-    const struct cairn_shard_job *job = pin->job;
+    const struct shard_job *job = pin->job;
     const uint64_t within_s = cairn_policy_durable_within_s(&job->spec.policy);
-    cairn_pace_init(&pin->pace, cairn_planes_state_bytes(&job->planes), job->pins.step_us,
-                    job->pins.last_us, uv_hrtime() / 1000 + within_s * 1000000);
+    pace_init(&pin->pace, planes_state_bytes(&job->planes), job->pins.step_us, job->pins.last_us,
+              uv_hrtime() / 1000 + within_s * 1000000);
 }
 
 /* No UPDATE is under way: the state is of one version. */
 static void stand(struct cairn_pin *pin)
 {
-    struct cairn_shard_job *job = pin->job;
+    struct shard_job *job = pin->job;
     pin->waits = false;
     pin->version = job->versions.copies[job->versions.newest].version;
     const bool is_ready = pin->staging.job != NULL;
-    assert(!is_ready || pin->staging.view == job->view); // else cairn_pins_unprepare came before
+    assert(!is_ready || pin->staging.view == job->view); // else pins_unprepare came before
     if (!is_ready) pin->status = take_staging(pin);
-    if (pin->status == CAIRN_OK) pin->status = cairn_report_keep_payload(pin->report, &pin->why);
+    if (pin->status == CAIRN_OK) pin->status = report_keep_payload(pin->report, &pin->why);
     if (pin->status != CAIRN_OK) {
         report(pin);
         return;
     }
     set_pace(pin);
     pin->tasks++; // the writer's, from here on
-    cairn_shard_job_busy(job);
+    shard_job_busy(job);
     if (!is_ready) begin_touch(pin);
     pin->stands = true;
     go_on(pin);
@@ -301,9 +301,9 @@ static void stand(struct cairn_pin *pin)
 
 /* ---- updates ---- */
 
-void cairn_pins_updating(struct cairn_shard_job *job)
+void pins_updating(struct shard_job *job)
 {
-    struct cairn_pins *pins = &job->pins;
+    struct pins *pins = &job->pins;
     atomic_fetch_add(&pins->passes, 1);
     atomic_store(&pins->updating, true);
     pins->saving_count = 0;
@@ -312,14 +312,14 @@ void cairn_pins_updating(struct cairn_shard_job *job)
             pins->saving[pins->saving_count++] = &pin->staging;
 }
 
-void cairn_pins_save(const struct cairn_shard_job *job, struct cairn_works *works, uint64_t chunk)
+void pins_save(const struct shard_job *job, struct works *works, uint64_t chunk)
 {
     for (uint32_t i = 0; i < job->pins.saving_count; i++)
-        cairn_staging_save(job->pins.saving[i], works, chunk);
+        staging_save(job->pins.saving[i], works, chunk);
 }
 
 /* None is read, or will be: what is prepared holds no step up. */
-static bool is_free(const struct cairn_pins *pins)
+static bool is_free(const struct pins *pins)
 {
     const struct cairn_pin *pin = pins->list;
     while (pin != NULL && (pin->is_prepared || pin->ended)) pin = pin->next;
@@ -327,17 +327,17 @@ static bool is_free(const struct cairn_pins *pins)
 }
 
 /* Notes how long a step takes: learns it while nothing is pinned, and else paces the pins by it. */
-static void note_step(struct cairn_pins *pins)
+static void note_step(struct pins *pins)
 {
     const uint64_t now = uv_hrtime() / 1000, took = pins->last_us == 0 ? 0 : now - pins->last_us;
     pins->last_us = now;
     if (took == 0) return;
     if (is_free(pins)) pins->step_us = pins->step_us == 0 ? took : (7 * pins->step_us + took) / 8;
     for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
-        if (!pin->is_prepared && !pin->waits && !pin->ended) cairn_pace_step(&pin->pace, took, now);
+        if (!pin->is_prepared && !pin->waits && !pin->ended) pace_step(&pin->pace, took, now);
 }
 
-void cairn_pin_updated(struct cairn_shard_job *job)
+void pin_updated(struct shard_job *job)
 {
     struct cairn_pin *next;
     atomic_store(&job->pins.updating, false);
@@ -354,7 +354,7 @@ void cairn_pin_updated(struct cairn_shard_job *job)
 
 /* ---- asked for ---- */
 
-static void refuse(struct cairn_shard_job *job, const Cairn__Pin *message, cairn_status status,
+static void refuse(struct shard_job *job, const Cairn__Pin *message, cairn_status status,
                    const char *text)
 {
     Cairn__SnapshotPart part = CAIRN__SNAPSHOT_PART__INIT;
@@ -362,11 +362,11 @@ static void refuse(struct cairn_shard_job *job, const Cairn__Pin *message, cairn
     part.snapshot = message->snapshot;
     part.status = (int32_t)status;
     part.text = (char *)text;
-    cairn_session_send(job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
+    session_send(job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
 }
 
 /* CAIRN_OK: one more may be pinned. */
-static cairn_status judge(const struct cairn_shard_job *job, struct cairn_sentence *why)
+static cairn_status judge(const struct shard_job *job, struct cairn_sentence *why)
 {
     size_t count = 0;
     for (struct cairn_pin *other = job->pins.list; other != NULL; other = other->next) count++;
@@ -380,14 +380,14 @@ static cairn_status judge(const struct cairn_shard_job *job, struct cairn_senten
     return CAIRN_OK;
 }
 
-static struct cairn_pin *pin_new(struct cairn_shard_job *job, uint64_t snapshot,
+static struct cairn_pin *pin_new(struct shard_job *job, uint64_t snapshot,
                                  struct cairn_sentence *why)
 {
     struct cairn_pin *pin = calloc(1, sizeof *pin);
-    struct cairn_report *told = cairn_report_new(job, snapshot);
+    struct cairn_report *told = report_new(job, snapshot);
     if (pin == NULL || told == NULL) {
         free(pin);
-        cairn_report_free(told);
+        report_free(told);
         (void)cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
         return NULL;
     }
@@ -399,10 +399,9 @@ static struct cairn_pin *pin_new(struct cairn_shard_job *job, uint64_t snapshot,
     return pin;
 }
 
-void cairn_pin_prepare(struct cairn_shard_job *job, uint32_t request,
-                       const Cairn__PinPrepare *message)
+void cairn_pin_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPrepare *message)
 {
-    struct cairn_request asked = cairn_session_request(job->shard, request);
+    struct cairn_request asked = session_request(job->shard, request);
     struct cairn_sentence why;
     cairn_status status = judge(job, &why);
     struct cairn_pin *pin = status == CAIRN_OK ? pin_new(job, message->snapshot, &why) : NULL;
@@ -413,7 +412,7 @@ void cairn_pin_prepare(struct cairn_shard_job *job, uint32_t request,
     }
     if (status != CAIRN_OK) {
         if (pin != NULL) pin_free(pin);
-        cairn_session_answer(job->shard, &asked, status, &why);
+        session_answer(job->shard, &asked, status, &why);
         return;
     }
     pin->is_prepared = true;
@@ -421,20 +420,20 @@ void cairn_pin_prepare(struct cairn_shard_job *job, uint32_t request,
     begin_touch(pin);
 }
 
-static struct cairn_pin *prepared_of(const struct cairn_shard_job *job, uint64_t snapshot)
+static struct cairn_pin *prepared_of(const struct shard_job *job, uint64_t snapshot)
 {
     struct cairn_pin *pin = job->pins.list;
     while (pin != NULL && !(pin->is_prepared && pin->snapshot == snapshot)) pin = pin->next;
     return pin;
 }
 
-void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message)
+void pin_begin(struct shard_job *job, const Cairn__Pin *message)
 {
     struct cairn_sentence why;
     struct cairn_pin *pin = prepared_of(job, message->snapshot);
     cairn_status status = pin == NULL ? judge(job, &why) : CAIRN_OK;
     if (status == CAIRN_OK)
-        cairn_reports_drop(job); // a coordinator that asks for another one waits for these no more
+        reports_drop(job); // a coordinator that asks for another one waits for these no more
     if (status == CAIRN_OK && pin == NULL) {
         pin = pin_new(job, message->snapshot, &why);
         if (pin == NULL) status = CAIRN_ERR_NO_MEMORY;
@@ -474,9 +473,9 @@ struct plane_later {
 };
 
 struct writing {
-    const struct cairn_pin_write *of;
-    const struct cairn_shard_job *job;
-    const struct cairn_shard_view *view;
+    const struct pin_write *of;
+    const struct shard_job *job;
+    const struct shard_view *view;
     bool presses;
     struct plane_at at;
     struct plane_later *later; /* owned */
@@ -490,7 +489,7 @@ static const struct cairn_local_extent *extent_of(const struct writing *w)
 
 static size_t elem_bytes(const struct writing *w)
 {
-    return cairn_dtype_bytes((int)cairn_form_dtype(&w->view->forms[w->at.extent], w->at.plane));
+    return cairn_dtype_bytes((int)form_dtype(&w->view->forms[w->at.extent], w->at.plane));
 }
 
 /* Puts the plane aside that stands between two files, if more of it is to come. */
@@ -538,10 +537,10 @@ static uint64_t leaf_elem(const struct writing *w, uint64_t leaf)
 static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_t leaves,
                                 struct cairn_sentence *why)
 {
-    return cairn_report_leaves(cairn_compute_snapshots(&w->job->shard->host), bytes,
-                               cairn_form_dtype(&w->view->forms[w->at.extent], w->at.plane),
-                               &w->view->layout->geometry[extent_of(w)->tensor], leaves,
-                               &w->at.tree, why);
+    return report_leaves(compute_snapshots(&w->job->shard->host), bytes,
+                         form_dtype(&w->view->forms[w->at.extent], w->at.plane),
+                         &w->view->layout->geometry[extent_of(w)->tensor], leaves, &w->at.tree,
+                         why);
 }
 
 /* How many whole leaves begin at element `from` and end at `to`, or before it. */
@@ -588,8 +587,7 @@ static cairn_status hash(struct writing *w, const uint8_t *bytes, uint64_t elems
         elems -= some;
     }
     if (status != CAIRN_OK || w->at.elem < extent_of(w)->elem_count) return status;
-    return cairn_report_add_tree(w->of->report, extent_of(w)->tensor, w->at.plane, &w->at.tree,
-                                 why);
+    return report_add_tree(w->of->report, extent_of(w)->tensor, w->at.plane, &w->at.tree, why);
 }
 
 /* ---- reading ---- */
@@ -597,20 +595,20 @@ static cairn_status hash(struct writing *w, const uint8_t *bytes, uint64_t elems
 /* Gives way to nobody while the deadline presses. */
 static void press(struct writing *w)
 {
-    const bool presses = cairn_pace_presses(w->of->pace, uv_hrtime() / 1000);
-    if (presses != w->presses) (presses ? cairn_thread_press : cairn_thread_yield)();
+    const bool presses = pace_presses(w->of->pace, uv_hrtime() / 1000);
+    if (presses != w->presses) (presses ? thread_press : thread_yield)();
     w->presses = presses;
 }
 
 /* Until as much more may be written. */
 static cairn_status rest(struct writing *w, uint64_t bytes, struct cairn_sentence *why)
 {
-    struct cairn_staging *staging = w->of->staging;
+    struct staging *staging = w->of->staging;
     cairn_status status;
-    while ((status = cairn_staging_check(staging, why)) == CAIRN_OK) {
+    while ((status = staging_check(staging, why)) == CAIRN_OK) {
         if (atomic_load(&staging->waiting) > 0) atomic_store(&w->of->pace->hurry, true);
         press(w);
-        const uint64_t us = cairn_pace_rest_us(w->of->pace, bytes, uv_hrtime() / 1000);
+        const uint64_t us = pace_rest_us(w->of->pace, bytes, uv_hrtime() / 1000);
         if (us == 0) return CAIRN_OK;
         usleep((useconds_t)us);
     }
@@ -639,10 +637,9 @@ static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to,
         const uint64_t left = place.elem_count - first,
                        some = left < elems - done ? left : elems - done;
         assert(first < place.elem_count);
-        struct cairn_compute *home = cairn_shard_job_home(w->job, place.local_elem);
-        status = cairn_staging_read(w->of->staging, cairn_compute_snapshots(home), chunk,
-                                    w->at.plane, first, some, some == left,
-                                    to + done * elem_bytes(w), why);
+        struct cairn_compute *home = shard_job_home(w->job, place.local_elem);
+        status = staging_read(w->of->staging, compute_snapshots(home), chunk, w->at.plane, first,
+                              some, some == left, to + done * elem_bytes(w), why);
         done += some;
     }
     return status == CAIRN_OK ? hash(w, to, elems, why) : status;
@@ -694,7 +691,7 @@ static cairn_status give_bytes(void *context, const struct cairn_safetensors_ent
 
 /* ---- the files ---- */
 
-static void remove_files(const struct cairn_pin_write *of)
+static void remove_files(const struct pin_write *of)
 {
     const char *file;
     for (size_t i = 0; (file = cairn_report_file(of->report, i)) != NULL; i++) {
@@ -713,7 +710,7 @@ static cairn_status write_file(struct writing *w, struct cairn_snapshot_writer *
     const cairn_status status = cairn_snapshot_writer_put(writer, w->of->path, file, &source, sums,
                                                           why);
     if (status == CAIRN_OK)
-        return cairn_report_add_file(w->of->report, file->path, file->file_bytes, sums, why);
+        return report_add_file(w->of->report, file->path, file->file_bytes, sums, why);
     free(sums);
     return status;
 }
@@ -779,13 +776,13 @@ static cairn_status digest_all(struct writing *w, struct cairn_sentence *why)
     if (buffer == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read the state");
     for (size_t i = 0; i < map->extent_count; i++)
         for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-            if (cairn_form_stores(&w->view->forms[i], (int)p))
+            if (form_stores(&w->view->forms[i], (int)p))
                 status = digest_plane(w, i, p, buffer, why);
     free(buffer);
     return status;
 }
 
-cairn_status cairn_pin_write(const struct cairn_pin_write *write, struct cairn_sentence *why)
+cairn_status pin_write(const struct pin_write *write, struct cairn_sentence *why)
 {
     struct writing *w = calloc(1, sizeof *w);
     if (w == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read the state");
@@ -793,10 +790,10 @@ cairn_status cairn_pin_write(const struct cairn_pin_write *write, struct cairn_s
     w->job = write->staging->job;
     w->view = write->staging->view;
     if (!pace_is_free(write->pace, uv_hrtime() / 1000))
-        cairn_staging_save_ahead(write->staging, write->pace);
+        staging_save_ahead(write->staging, write->pace);
     const cairn_status status = write->path != NULL ? write_files(w, why) : digest_all(w, why);
     for (struct plane_later *later; (later = w->later) != NULL; free(later)) w->later = later->next;
-    if (w->presses) cairn_thread_yield();
+    if (w->presses) thread_yield();
     free(w);
     return status;
 }
@@ -809,8 +806,8 @@ cairn_status cairn_pin_write(const struct cairn_pin_write *write, struct cairn_s
 #define BURST_BYTES  ((uint64_t)8 << 20) /* that may be written at once, after a rest */
 #define SLACK_DIVIDE 20                  /* a step of a twentieth more than before is as before */
 
-void cairn_pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t before_us,
-                     uint64_t last_us, uint64_t deadline_us)
+void pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t before_us, uint64_t last_us,
+               uint64_t deadline_us)
 {
     pace->before_us = before_us;
     pace->total_bytes = total_bytes;
@@ -823,7 +820,7 @@ void cairn_pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t bef
     atomic_store(&pace->done_bytes, 0);
 }
 
-void cairn_pace_step(struct cairn_pace *pace, uint64_t took_us, uint64_t now_us)
+void pace_step(struct cairn_pace *pace, uint64_t took_us, uint64_t now_us)
 {
     const uint64_t rate = atomic_load(&pace->rate);
     const bool slowed = pace->before_us > 0 &&
@@ -850,7 +847,7 @@ static double asked_rate(const struct cairn_pace *pace, uint64_t now_us)
     return (double)left / (double)(pace->deadline_us - now_us) * 1e6;
 }
 
-bool cairn_pace_presses(const struct cairn_pace *pace, uint64_t now_us)
+bool pace_presses(const struct cairn_pace *pace, uint64_t now_us)
 {
     return atomic_load(&pace->hurry) || now_us >= pace->deadline_us ||
            asked_rate(pace, now_us) > (double)atomic_load(&pace->rate);
@@ -862,7 +859,7 @@ static bool pace_is_free(const struct cairn_pace *pace, uint64_t now_us)
     return atomic_load(&pace->hurry) || is_idle(pace, now_us) || now_us >= pace->deadline_us;
 }
 
-uint64_t cairn_pace_rate(const struct cairn_pace *pace, uint64_t now_us)
+uint64_t pace_rate(const struct cairn_pace *pace, uint64_t now_us)
 {
     const uint64_t rate = atomic_load(&pace->rate);
     if (pace_is_free(pace, now_us)) return CAIRN_PACE_FREE;
@@ -870,9 +867,9 @@ uint64_t cairn_pace_rate(const struct cairn_pace *pace, uint64_t now_us)
     return asked > (double)rate ? (uint64_t)asked : rate;
 }
 
-uint64_t cairn_pace_rest_us(struct cairn_pace *pace, uint64_t bytes, uint64_t now_us)
+uint64_t pace_rest_us(struct cairn_pace *pace, uint64_t bytes, uint64_t now_us)
 {
-    const uint64_t rate = cairn_pace_rate(pace, now_us);
+    const uint64_t rate = pace_rate(pace, now_us);
     const uint64_t most = bytes > BURST_BYTES ? bytes : BURST_BYTES;
     if (pace->counted_us == 0) pace->counted_us = now_us;
     const double earned = (double)(now_us - pace->counted_us) / 1e6 * (double)rate;

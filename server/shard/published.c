@@ -11,35 +11,34 @@
 #include "server/shard/mutant.h"
 #include "server/shard/shard.h"
 
-static cairn_status copy_open(struct cairn_shard_job *job, uint32_t index,
-                              struct cairn_sentence *why);
-static void copy_close(const struct cairn_shard_job *job, struct cairn_published *copy);
-static bool shard_is_leased(const struct cairn_shard_job *job, struct cairn_version version);
+static cairn_status copy_open(struct shard_job *job, uint32_t index, struct cairn_sentence *why);
+static void copy_close(const struct shard_job *job, struct cairn_published *copy);
+static bool shard_is_leased(const struct shard_job *job, struct cairn_version version);
 static bool copy_is_there(const struct cairn_published *copy);
 static struct cairn_published_head *copy_head(const struct cairn_published *copy);
-static cairn_status copy_follow(struct cairn_shard_job *job, struct cairn_published *copy,
+static cairn_status copy_follow(struct shard_job *job, struct cairn_published *copy,
                                 struct cairn_sentence *why);
 static uint32_t copy_sides(const struct cairn_published *copy);
-static uint64_t copy_bytes(const struct cairn_shard_job *job);
+static uint64_t copy_bytes(const struct shard_job *job);
 static uint64_t copy_device_bytes(const struct cairn_published *copy);
-static uint32_t copy_count(const struct cairn_shard_job *job);
+static uint32_t copy_count(const struct shard_job *job);
 
-cairn_status cairn_published_open(struct cairn_shard_job *job, struct cairn_sentence *why)
+cairn_status published_open(struct shard_job *job, struct cairn_sentence *why)
 {
     cairn_status status = copy_open(job, 0, why);
     if (status == CAIRN_OK) status = copy_open(job, 1, why);
     return status;
 }
 
-void cairn_published_close(struct cairn_shard_job *job)
+void published_close(struct shard_job *job)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
         copy_close(job, &job->versions.copies[i]);
 }
 
 /* The readable copy of the version whose layout is the last one before layout_end; NULL: none. */
-static const struct cairn_published *find(const struct cairn_shard_job *job,
-                                          struct cairn_version version, uint64_t layout_end)
+static const struct cairn_published *find(const struct shard_job *job, struct cairn_version version,
+                                          uint64_t layout_end)
 {
     const struct cairn_published *best = NULL;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
@@ -51,27 +50,26 @@ static const struct cairn_published *find(const struct cairn_shard_job *job,
     return best;
 }
 
-const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
-                                                   struct cairn_version version)
+const struct cairn_published *published_find(const struct shard_job *job,
+                                             struct cairn_version version)
 {
     return find(job, version, UINT64_MAX);
 }
 
-const struct cairn_published *cairn_published_find_before(const struct cairn_shard_job *job,
-                                                          const struct cairn_published *later)
+const struct cairn_published *published_find_before(const struct shard_job *job,
+                                                    const struct cairn_published *later)
 {
     return find(job, later->version, later->view->layout->version);
 }
 
-cairn_status cairn_published_missing(const struct cairn_shard_job *job,
-                                     struct cairn_version version)
+cairn_status published_missing(const struct shard_job *job, struct cairn_version version)
 {
     return cairn_version_compare(job->versions.copies[job->versions.newest].version, version) < 0
                ? CAIRN_ERR_NOT_READY
                : CAIRN_ERR_VERSION_GONE;
 }
 
-static uint64_t offset_of(const struct cairn_shard_view *view, uint64_t chunk, uint64_t local_elem)
+static uint64_t offset_of(const struct shard_view *view, uint64_t chunk, uint64_t local_elem)
 {
     const uint32_t extent = view->table.extent_of[chunk];
     const struct cairn_form *form = &view->forms[extent];
@@ -85,13 +83,12 @@ uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk, 
     return base + offset_of(copy->view, chunk, local_elem);
 }
 
-uint8_t *cairn_published_host_at(const struct cairn_published *copy, uint64_t chunk,
-                                 uint64_t local_elem)
+uint8_t *published_host_at(const struct cairn_published *copy, uint64_t chunk, uint64_t local_elem)
 {
     return copy->wire.base + offset_of(copy->view, chunk, local_elem);
 }
 
-void cairn_published_forget(struct cairn_published *copy, uint64_t chunk)
+void published_forget(struct cairn_published *copy, uint64_t chunk)
 {
     copy->checksums[chunk] = 0; // made when it is asked for
     if (!MUTANT(2)) copy->brought[chunk] = CAIRN_BROUGHT_NOT;
@@ -99,30 +96,29 @@ void cairn_published_forget(struct cairn_published *copy, uint64_t chunk)
 
 size_t cairn_published_bytes(const struct cairn_published *copy, uint64_t chunk)
 {
-    const struct cairn_shard_view *view = copy->view;
+    const struct shard_view *view = copy->view;
     const cairn_dtype wire = view->forms[view->table.extent_of[chunk]].wire;
     return (size_t)cairn_shard_map_chunk(&view->table.map, chunk).elem_count *
            cairn_dtype_bytes((int)wire);
 }
 
-void cairn_published_fill(struct cairn_works *works, const struct cairn_published *copy,
-                          uint64_t chunk)
+void published_fill(struct works *works, const struct cairn_published *copy, uint64_t chunk)
 {
     const uint64_t elem = cairn_shard_map_chunk(&copy->view->table.map, chunk).local_elem;
-    cairn_works_copy(works, cairn_published_host_at(copy, chunk, elem),
-                     cairn_published_at(copy, chunk, elem), cairn_published_bytes(copy, chunk));
+    works_copy(works, published_host_at(copy, chunk, elem), cairn_published_at(copy, chunk, elem),
+               cairn_published_bytes(copy, chunk));
 }
 
 /* True if the copy is kept for a lease. If a leased version has two copies, that of the later
  * layout is kept. */
-static bool is_leased(const struct cairn_shard_job *job, const struct cairn_published *copy)
+static bool is_leased(const struct shard_job *job, const struct cairn_published *copy)
 {
     return copy->readable && shard_is_leased(job, copy->version) &&
-           cairn_published_find(job, copy->version) == copy;
+           published_find(job, copy->version) == copy;
 }
 
 /* Nobody would miss it: not the newest, not leased, not being written. */
-static bool is_spare(const struct cairn_shard_job *job, uint32_t index)
+static bool is_spare(const struct shard_job *job, uint32_t index)
 {
     const struct cairn_published *copy = &job->versions.copies[index];
     if (!copy_is_there(copy) || index == job->versions.newest || index == job->versions.writing)
@@ -131,7 +127,7 @@ static bool is_spare(const struct cairn_shard_job *job, uint32_t index)
 }
 
 /* The spare copy of the oldest version, one that has none first; CAIRN_SHARD_PUBLISHED_MAX: none. */
-static uint32_t oldest_spare(const struct cairn_shard_job *job)
+static uint32_t oldest_spare(const struct shard_job *job)
 {
     uint32_t best = CAIRN_SHARD_PUBLISHED_MAX;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
@@ -155,7 +151,7 @@ static bool maps_host(const struct cairn_member *member, const uint8_t *uuid)
 }
 
 /* All of what is written to the copy next. */
-static bool goes_to_host(const struct cairn_shard_job *job, const struct cairn_published *copy)
+static bool goes_to_host(const struct shard_job *job, const struct cairn_published *copy)
 {
     const uint8_t *uuid = cairn_home_info(job->compute->home)->uuid;
     if (copy->device.base == NULL) return true;
@@ -166,13 +162,13 @@ static bool goes_to_host(const struct cairn_shard_job *job, const struct cairn_p
 
 /* True if no version since has changed the parameters that the copy has; writes of moments do not
  * change them. */
-static bool holds_params(const struct cairn_shard_job *job, const struct cairn_published *copy)
+static bool holds_params(const struct shard_job *job, const struct cairn_published *copy)
 {
     return job->versions.knows_param && copy->readable && !copy->stale && copy->view == job->view &&
            cairn_version_compare(copy->version, job->versions.param) >= 0;
 }
 
-void cairn_published_begin(struct cairn_shard_job *job)
+void published_begin(struct shard_job *job)
 {
     const uint32_t index = oldest_spare(job);
     assert(job->versions.writing == CAIRN_PUBLISHED_NONE && index < CAIRN_SHARD_PUBLISHED_MAX);
@@ -185,7 +181,7 @@ void cairn_published_begin(struct cairn_shard_job *job)
     cairn_published_write_begin(copy_head(copy));
 }
 
-cairn_status cairn_published_ready(struct cairn_shard_job *job, struct cairn_sentence *why)
+cairn_status published_ready(struct shard_job *job, struct cairn_sentence *why)
 {
     return copy_follow(job, &job->versions.copies[job->versions.writing], why);
 }
@@ -197,8 +193,7 @@ static void is_written(struct cairn_published *copy, struct cairn_version versio
     copy->readable = true;
 }
 
-void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
-                         bool frozen_changed)
+void published_end(struct shard_job *job, struct cairn_version version, bool frozen_changed)
 {
     assert(job->versions.writing != CAIRN_PUBLISHED_NONE);
     for (uint32_t i = 0; frozen_changed && i < CAIRN_SHARD_PUBLISHED_MAX; i++)
@@ -209,25 +204,25 @@ void cairn_published_end(struct cairn_shard_job *job, struct cairn_version versi
     job->versions.copies[job->versions.newest].stale = false;
 }
 
-void cairn_published_seal_begin(struct cairn_shard_job *job)
+void published_seal_begin(struct shard_job *job)
 {
     job->versions.copies[0].on_host = goes_to_host(job, &job->versions.copies[0]);
 }
 
-void cairn_published_seal_end(struct cairn_shard_job *job, struct cairn_version version)
+void published_seal_end(struct shard_job *job, struct cairn_version version)
 {
     job->versions.newest = 0;
     is_written(&job->versions.copies[0], version);
-    cairn_published_note_params(job);
+    published_note_params(job);
 }
 
-void cairn_published_note_params(struct cairn_shard_job *job)
+void published_note_params(struct shard_job *job)
 {
     job->versions.param = job->versions.copies[job->versions.newest].version;
     job->versions.knows_param = true;
 }
 
-void cairn_published_forget_params(struct cairn_shard_job *job)
+void published_forget_params(struct shard_job *job)
 {
     job->versions.knows_param = false;
 }
@@ -235,7 +230,7 @@ void cairn_published_forget_params(struct cairn_shard_job *job)
 /* ---- copies for leases ---- */
 
 /* How many versions are leased: each of them has a copy beyond the two. */
-static uint32_t leased_count(const struct cairn_shard_job *job)
+static uint32_t leased_count(const struct shard_job *job)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
@@ -247,7 +242,7 @@ static uint32_t leased_count(const struct cairn_shard_job *job)
 
 /* One copy more, out of the budget, for `what` (in words). CAIRN_ERR_BUSY: as many as can be are there;
  * CAIRN_ERR_NO_MEMORY, with the numbers. */
-static cairn_status published_add(struct cairn_shard_job *job, const char *what,
+static cairn_status published_add(struct shard_job *job, const char *what,
                                   struct cairn_sentence *why)
 {
     const uint64_t bytes = copy_bytes(job);
@@ -259,11 +254,11 @@ static cairn_status published_add(struct cairn_shard_job *job, const char *what,
                           "%d versions of job %s are leased already, the most there can be: wait "
                           "until one of these leases ends, or share its version",
                           CAIRN_LEASED_VERSIONS_MAX, job->spec.name);
-    cairn_status status = cairn_shard_job_take(job, &job->memory.published, bytes, what, why);
+    cairn_status status = shard_job_take(job, &job->memory.published, bytes, what, why);
     if (status != CAIRN_OK) return status;
     status = copy_open(job, index, why);
     if (status != CAIRN_OK) {
-        cairn_shard_job_give(job, &job->memory.published, bytes);
+        shard_job_give(job, &job->memory.published, bytes);
         return status;
     }
     job->versions.leased_bytes += bytes;
@@ -274,16 +269,16 @@ static cairn_status published_add(struct cairn_shard_job *job, const char *what,
 
 /* Gives back the budget of a copy for a lease. Copies took it by the view of their time, so sizes
  * may differ from the present one: the last copy gives back whatever is left. */
-static void give_leased(struct cairn_shard_job *job)
+static void give_leased(struct shard_job *job)
 {
     uint64_t bytes = copy_bytes(job);
     const bool is_last = copy_count(job) <= CAIRN_COPIES_ALWAYS;
     if (is_last || bytes > job->versions.leased_bytes) bytes = job->versions.leased_bytes;
     job->versions.leased_bytes -= bytes;
-    cairn_shard_job_give(job, &job->memory.published, bytes);
+    shard_job_give(job, &job->memory.published, bytes);
 }
 
-void cairn_published_trim(struct cairn_shard_job *job)
+void published_trim(struct shard_job *job)
 {
     if (job->park.is_under_way) return; // it copies them; when it has ended
     while (copy_count(job) > CAIRN_COPIES_ALWAYS + leased_count(job)) {
@@ -296,17 +291,17 @@ void cairn_published_trim(struct cairn_shard_job *job)
     }
 }
 
-void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy)
+void published_lend(struct shard_job *job, const struct cairn_published *copy)
 {
     job->versions.copies[copy - job->versions.copies].sends++;
 }
 
-void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy)
+void published_return(struct shard_job *job, const struct cairn_published *copy)
 {
     assert(copy->sends > 0);
     if (--job->versions.copies[copy - job->versions.copies].sends > 0) return;
     if (job->state != CAIRN_JOB_SERVING) return;
-    cairn_published_trim(job);
+    published_trim(job);
     job->shard->up->copies_ended(job);
 }
 
@@ -314,16 +309,16 @@ void cairn_published_return(struct cairn_shard_job *job, const struct cairn_publ
 
 /* Leases on published versions: see read.h. */
 
-static bool shard_is_leased(const struct cairn_shard_job *job, struct cairn_version version)
+static bool shard_is_leased(const struct shard_job *job, struct cairn_version version)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
-        const struct cairn_shard_lease *lease = &job->versions.leases[i];
+        const struct shard_lease *lease = &job->versions.leases[i];
         if (lease->number != 0 && cairn_version_compare(lease->version, version) == 0) return true;
     }
     return false;
 }
 
-static struct cairn_shard_lease *find_lease(struct cairn_shard_job *job, uint64_t number)
+static struct shard_lease *find_lease(struct shard_job *job, uint64_t number)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++)
         if (job->versions.leases[i].number == number) return &job->versions.leases[i];
@@ -331,26 +326,26 @@ static struct cairn_shard_lease *find_lease(struct cairn_shard_job *job, uint64_
 }
 
 /* A coordinator before this one asked for it, and this one knows nothing of it. */
-static bool is_orphan(const struct cairn_shard_job *job, const struct cairn_shard_lease *lease)
+static bool is_orphan(const struct shard_job *job, const struct shard_lease *lease)
 {
     return lease->number != 0 && lease->coordinator != job->shard->session.coordinator.incarnation;
 }
 
 /* Ends all leases of an earlier coordinator, except on `wanted`. Returns false if none was
  * ended. */
-static bool end_orphans(struct cairn_shard_job *job, struct cairn_version wanted)
+static bool end_orphans(struct shard_job *job, struct cairn_version wanted)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
-        struct cairn_shard_lease *lease = &job->versions.leases[i];
+        struct shard_lease *lease = &job->versions.leases[i];
         if (!is_orphan(job, lease) || cairn_version_compare(lease->version, wanted) == 0) continue;
-        *lease = (struct cairn_shard_lease) { .number = 0 };
+        *lease = (struct shard_lease) { .number = 0 };
         count++;
     }
     if (count == 0) return false;
     cairn_log_info("job %s: %u leases of a coordinator before this one have ended, to make room",
                    job->spec.name, count);
-    cairn_published_trim(job);
+    published_trim(job);
     return true;
 }
 
@@ -361,9 +356,9 @@ static void set_timer(struct cairn_shard *shard)
 {
     const uint64_t now_ms = uv_now(shard->loop);
     uint64_t first_ms = UINT64_MAX;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
-            const struct cairn_shard_lease *lease = &job->versions.leases[i];
+            const struct shard_lease *lease = &job->versions.leases[i];
             if (lease->number != 0 && lease->ends_ms < first_ms) first_ms = lease->ends_ms;
         }
     }
@@ -374,7 +369,7 @@ static void set_timer(struct cairn_shard *shard)
 }
 
 /* Judged as a whole before anything is taken. */
-static cairn_status judge_keep(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
+static cairn_status judge_keep(struct shard_job *job, const Cairn__LeaseKeep *message,
                                struct cairn_sentence *why)
 {
     const struct cairn_version wanted = { message->generation, message->step };
@@ -383,9 +378,9 @@ static cairn_status judge_keep(struct cairn_shard_job *job, const Cairn__LeaseKe
                           message->ttl_ms, CAIRN_SHARD_LEASE_MS_MAX);
     if (job->state != CAIRN_JOB_SERVING)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
-    if (cairn_published_find(job, wanted) != NULL) return CAIRN_OK;
+    if (published_find(job, wanted) != NULL) return CAIRN_OK;
     const struct cairn_version newest = job->versions.copies[job->versions.newest].version;
-    const cairn_status status = cairn_published_missing(job, wanted);
+    const cairn_status status = published_missing(job, wanted);
     return cairn_fail(why, status, "version %llu.%llu of job %s is %s, the newest is %llu.%llu",
                       (unsigned long long)wanted.generation, (unsigned long long)wanted.step,
                       job->spec.name,
@@ -393,7 +388,7 @@ static cairn_status judge_keep(struct cairn_shard_job *job, const Cairn__LeaseKe
                       (unsigned long long)newest.generation, (unsigned long long)newest.step);
 }
 
-static cairn_status add_copy(struct cairn_shard_job *job, struct cairn_version wanted,
+static cairn_status add_copy(struct shard_job *job, struct cairn_version wanted,
                              struct cairn_sentence *why)
 {
     char what[CAIRN_NAME_MAX + 96];
@@ -404,11 +399,11 @@ static cairn_status add_copy(struct cairn_shard_job *job, struct cairn_version w
 }
 
 /* In the place of one of an earlier coordinator, if there is no other. */
-static cairn_status begin_lease(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
-                                struct cairn_shard_lease **out, struct cairn_sentence *why)
+static cairn_status begin_lease(struct shard_job *job, const Cairn__LeaseKeep *message,
+                                struct shard_lease **out, struct cairn_sentence *why)
 {
     const struct cairn_version wanted = { message->generation, message->step };
-    struct cairn_shard_lease *lease = find_lease(job, 0);
+    struct shard_lease *lease = find_lease(job, 0);
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; lease == NULL && i < CAIRN_SHARD_LEASES_MAX; i++)
         if (is_orphan(job, &job->versions.leases[i]) &&
@@ -421,18 +416,18 @@ static cairn_status begin_lease(struct cairn_shard_job *job, const Cairn__LeaseK
             CAIRN_SHARD_LEASES_MAX, job->spec.name);
     if (!shard_is_leased(job, wanted)) status = add_copy(job, wanted, why);
     if (status != CAIRN_OK) return status;
-    *lease = (struct cairn_shard_lease) { .number = message->lease, .version = wanted };
+    *lease = (struct shard_lease) { .number = message->lease, .version = wanted };
     *out = lease;
     return CAIRN_OK;
 }
 
-cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job, const Cairn__LeaseKeep *message,
-                                    struct cairn_sentence *why)
+cairn_status shard_lease_keep(struct shard_job *job, const Cairn__LeaseKeep *message,
+                              struct cairn_sentence *why)
 {
     const struct cairn_version wanted = { message->generation, message->step };
     cairn_status status = judge_keep(job, message, why);
     if (status != CAIRN_OK) return status;
-    struct cairn_shard_lease *lease = find_lease(job, message->lease);
+    struct shard_lease *lease = find_lease(job, message->lease);
     if (lease != NULL && cairn_version_compare(lease->version, wanted) != 0)
         return cairn_fail(why, CAIRN_ERR_EXISTS, "that lease is of another version");
     if (lease == NULL) status = begin_lease(job, message, &lease, why);
@@ -445,26 +440,26 @@ cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job, const Cairn__Le
     return CAIRN_OK;
 }
 
-void cairn_shard_lease_end(struct cairn_shard_job *job, uint64_t number)
+void shard_lease_end(struct shard_job *job, uint64_t number)
 {
-    struct cairn_shard_lease *lease = number != 0 ? find_lease(job, number) : NULL;
+    struct shard_lease *lease = number != 0 ? find_lease(job, number) : NULL;
     if (lease == NULL) return;
-    *lease = (struct cairn_shard_lease) { .number = 0 };
-    cairn_published_trim(job);
+    *lease = (struct shard_lease) { .number = 0 };
+    published_trim(job);
     set_timer(job->shard);
 }
 
-static void expire(struct cairn_shard_job *job, uint64_t now_ms)
+static void expire(struct shard_job *job, uint64_t now_ms)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_LEASES_MAX; i++) {
-        struct cairn_shard_lease *lease = &job->versions.leases[i];
+        struct shard_lease *lease = &job->versions.leases[i];
         if (lease->number == 0 || lease->ends_ms > now_ms) continue;
         cairn_log_info("job %s: version %llu.%llu is leased no more: the coordinator has not said "
                        "so for longer than the lease",
                        job->spec.name, (unsigned long long)lease->version.generation,
                        (unsigned long long)lease->version.step);
-        *lease = (struct cairn_shard_lease) { .number = 0 };
-        cairn_published_trim(job);
+        *lease = (struct shard_lease) { .number = 0 };
+        published_trim(job);
     }
 }
 
@@ -472,7 +467,7 @@ static void expire(struct cairn_shard_job *job, uint64_t now_ms)
 static void on_end(uv_timer_t *timer)
 {
     struct cairn_shard *shard = timer->data;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         expire(job, uv_now(shard->loop));
     set_timer(shard);
 }
@@ -481,14 +476,13 @@ static void on_end(uv_timer_t *timer)
 
 /* ---- memory ---- */
 
-static struct cairn_reply *reply_new(struct cairn_shard_job *job, struct cairn_sentence *why)
+static struct reply *reply_new(struct shard_job *job, struct cairn_sentence *why)
 {
     const size_t bytes = cairn_reply_bytes(job->replies.bytes);
-    if (cairn_shard_job_take(job, &job->memory.staging, bytes, "a reply", why) != CAIRN_OK)
-        return NULL;
-    struct cairn_reply *reply = malloc(bytes);
+    if (shard_job_take(job, &job->memory.staging, bytes, "a reply", why) != CAIRN_OK) return NULL;
+    struct reply *reply = malloc(bytes);
     if (reply == NULL) {
-        cairn_shard_job_give(job, &job->memory.staging, bytes);
+        shard_job_give(job, &job->memory.staging, bytes);
         cairn_sentence_set(why, "no memory for a reply");
         return NULL;
     }
@@ -497,10 +491,10 @@ static struct cairn_reply *reply_new(struct cairn_shard_job *job, struct cairn_s
     return reply;
 }
 
-static void reply_free(struct cairn_reply *reply)
+static void reply_free(struct reply *reply)
 {
-    struct cairn_shard_job *job = reply->job;
-    cairn_shard_job_give(job, &job->memory.staging, cairn_reply_bytes(job->replies.bytes));
+    struct shard_job *job = reply->job;
+    shard_job_give(job, &job->memory.staging, cairn_reply_bytes(job->replies.bytes));
     free(reply);
 }
 
@@ -512,7 +506,7 @@ static bool keeps_one(const struct cairn_member *member)
 }
 
 /* Counts the members that should keep a reply and keep none; *one_out: one of them, or NULL. */
-static uint32_t count_without(const struct cairn_shard_job *job, struct cairn_member **one_out)
+static uint32_t count_without(const struct shard_job *job, struct cairn_member **one_out)
 {
     uint32_t count = 0;
     *one_out = NULL;
@@ -525,9 +519,9 @@ static uint32_t count_without(const struct cairn_shard_job *job, struct cairn_me
     return count;
 }
 
-cairn_status cairn_reply_keep(struct cairn_member *member, struct cairn_sentence *why)
+cairn_status reply_keep(struct cairn_member *member, struct cairn_sentence *why)
 {
-    const struct cairn_shard_job *job = member->job;
+    const struct shard_job *job = member->job;
     struct cairn_member *one;
     if (!keeps_one(member) || member->kept != NULL) return CAIRN_OK;
     member->kept = reply_new(member->job, why);
@@ -535,15 +529,15 @@ cairn_status cairn_reply_keep(struct cairn_member *member, struct cairn_sentence
     return count_without(job, &one) <= job->replies.away ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void cairn_reply_move(struct cairn_member *from, struct cairn_member *to)
+void reply_move(struct cairn_member *from, struct cairn_member *to)
 {
     to->kept = from->kept;
     from->kept = NULL;
 }
 
-void cairn_reply_forget(struct cairn_member *member)
+void reply_forget(struct cairn_member *member)
 {
-    struct cairn_reply *reply = member->kept;
+    struct reply *reply = member->kept;
     member->kept = NULL;
     if (reply == NULL) return;
     if (reply->is_used)
@@ -553,9 +547,9 @@ void cairn_reply_forget(struct cairn_member *member)
 }
 
 /* Its worker left: another one that came meanwhile may have none. */
-static void hand_over(struct cairn_reply *reply)
+static void hand_over(struct reply *reply)
 {
-    struct cairn_shard_job *job = reply->job;
+    struct shard_job *job = reply->job;
     struct cairn_member *without;
     assert(job->replies.away > 0);
     job->replies.away--;
@@ -570,7 +564,7 @@ static void hand_over(struct cairn_reply *reply)
 /* Once, until there was room for one more. */
 static void say_short(const struct cairn_member *member, const char *why)
 {
-    struct cairn_shard_job *job = member->job;
+    struct shard_job *job = member->job;
     if (!job->replies.is_short)
         cairn_log_warn("job %s: a fetch of %s waits, as others will: %s; meanwhile %s",
                        job->spec.name, member->name, why,
@@ -579,10 +573,10 @@ static void say_short(const struct cairn_member *member, const char *why)
     job->replies.is_short = true;
 }
 
-static struct cairn_reply *reply_another(const struct cairn_member *member)
+static struct reply *reply_another(const struct cairn_member *member)
 {
     struct cairn_sentence why;
-    struct cairn_reply *reply = reply_new(member->job, &why);
+    struct reply *reply = reply_new(member->job, &why);
     if (reply == NULL)
         say_short(member, why.text);
     else
@@ -590,20 +584,19 @@ static struct cairn_reply *reply_another(const struct cairn_member *member)
     return reply;
 }
 
-static struct cairn_reply *find_free(struct cairn_member *member)
+static struct reply *find_free(struct cairn_member *member)
 {
-    struct cairn_shard_job *job = member->job;
-    struct cairn_reply *reply = job->replies.free;
+    struct shard_job *job = member->job;
+    struct reply *reply = job->replies.free;
     if (member->kept != NULL && !member->kept->is_used) return member->kept;
     if (reply != NULL) job->replies.free = reply->next;
     return reply;
 }
 
-struct cairn_reply *cairn_reply_open(struct cairn_member *member,
-                                     const struct cairn_chunk_header *header)
+struct reply *reply_open(struct cairn_member *member, const struct cairn_chunk_header *header)
 {
     if (member->replies >= CAIRN_SHARD_REPLIES_MAX) return NULL;
-    struct cairn_reply *reply = find_free(member);
+    struct reply *reply = find_free(member);
     if (reply == NULL) reply = reply_another(member);
     if (reply == NULL) return NULL;
     reply->header = *header;
@@ -613,10 +606,10 @@ struct cairn_reply *cairn_reply_open(struct cairn_member *member,
     return reply;
 }
 
-void cairn_reply_end(struct cairn_reply *reply)
+void reply_end(struct reply *reply)
 {
-    struct cairn_shard_job *job = reply->job;
-    struct cairn_member *member = cairn_member_find(job, reply->header.member);
+    struct shard_job *job = reply->job;
+    struct cairn_member *member = member_find(job, reply->header.member);
     if (member != NULL && member->replies > 0) member->replies--;
     reply->is_used = false;
     if (!reply->is_kept) {
@@ -627,16 +620,16 @@ void cairn_reply_end(struct cairn_reply *reply)
     }
 }
 
-void cairn_replies_release(struct cairn_shard_job *job)
+void replies_release(struct shard_job *job)
 {
-    if (job->shard->closing) cairn_bring_drop(job);
+    if (job->shard->closing) bring_drop(job);
     while (job->replies.deferred != NULL) {
-        struct cairn_reply *reply = job->replies.deferred;
+        struct reply *reply = job->replies.deferred;
         job->replies.deferred = reply->next;
-        cairn_reply_end(reply);
+        reply_end(reply);
     }
     while (job->replies.free != NULL) {
-        struct cairn_reply *reply = job->replies.free;
+        struct reply *reply = job->replies.free;
         job->replies.free = reply->next;
         reply_free(reply);
     }
@@ -660,12 +653,12 @@ static bool copy_is_there(const struct cairn_published *copy)
 /* The bytes of device memory that the copy takes. */
 static uint64_t copy_device_bytes(const struct cairn_published *copy)
 {
-    return cairn_plane_units(copy->device.bytes);
+    return plane_units(copy->device.bytes);
 }
 
 /* The bytes of the budget that one more copy takes. */
 /* The bytes of the budget that one more copy takes. */
-static uint64_t copy_bytes(const struct cairn_shard_job *job)
+static uint64_t copy_bytes(const struct shard_job *job)
 {
     return CAIRN_PUBLISHED_PAGE_BYTES + job->view->wire_bytes +
            (job->view->table.map.chunk_count + 1) * CHUNK_BYTES;
@@ -679,13 +672,13 @@ static struct cairn_published_head *copy_head(const struct cairn_published *copy
 static void show(const struct cairn_published *copy, struct cairn_member *member)
 {
     if (!copy_is_there(copy) || member->peer == NULL) return;
-    cairn_arena_show(&copy->head, member->peer);
-    cairn_arena_show(&copy->wire, member->peer);
-    cairn_arena_show(&copy->device, member->peer);
+    arena_show(&copy->head, member->peer);
+    arena_show(&copy->wire, member->peer);
+    arena_show(&copy->device, member->peer);
 }
 
 /* Members of this host may map it, and nobody but this process writes to it. */
-static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy)
+static void share_copy(struct shard_job *job, struct cairn_published *copy)
 {
     const uint32_t count = (uint32_t)cairn_segments(copy->wire.bytes);
     struct cairn_published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
@@ -696,16 +689,16 @@ static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy
                                          .segment_count = count,
                                          .side = CAIRN_PUBLISHED_HOST };
     memcpy(&note.layout_hash, copy->view->layout->hash, sizeof note.layout_hash);
-    bool all = cairn_arena_share(&copy->wire, job->shard->fabric, &note);
+    bool all = arena_share(&copy->wire, job->shard->fabric, &note);
     note.segment = count;
-    all = all && cairn_arena_share(&copy->head, job->shard->fabric, &note);
+    all = all && arena_share(&copy->head, job->shard->fabric, &note);
     note.segment = 0;
     note.side = CAIRN_PUBLISHED_DEVICE;
     cairn_published_set_copy(copy_head(copy), note.copy);
-    all = all && cairn_arena_share(&copy->device, job->shard->fabric, &note);
+    all = all && arena_share(&copy->device, job->shard->fabric, &note);
     if (!all) {
-        cairn_arena_unshare(&copy->head, false);
-        cairn_arena_unshare(&copy->wire, false);
+        arena_unshare(&copy->head, false);
+        arena_unshare(&copy->wire, false);
         cairn_log_warn("job %s: a published copy cannot be shared with this host: it is sent",
                        job->spec.name);
         return;
@@ -714,7 +707,7 @@ static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy
         if (job->members.list[i] != NULL) show(copy, job->members.list[i]);
 }
 
-void cairn_published_show(struct cairn_member *member)
+void published_show(struct cairn_member *member)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
         show(&member->job->versions.copies[i], member);
@@ -725,7 +718,7 @@ struct label {
     char text[32];
 };
 
-static struct label label_of(const struct cairn_shard_job *job, const struct cairn_published *copy,
+static struct label label_of(const struct shard_job *job, const struct cairn_published *copy,
                              const char *what)
 {
     struct label label;
@@ -734,12 +727,12 @@ static struct label label_of(const struct cairn_shard_job *job, const struct cai
     return label;
 }
 
-static cairn_status open_head(const struct cairn_shard_job *job, struct cairn_published *copy,
+static cairn_status open_head(const struct shard_job *job, struct cairn_published *copy,
                               struct cairn_sentence *why)
 {
     const struct label label = label_of(job, copy, "head");
-    const cairn_status status = cairn_arena_open_shared(
-        cairn_home_host(), label.text, CAIRN_PUBLISHED_PAGE_BYTES, &copy->head, why);
+    const cairn_status status = arena_open_shared(cairn_home_host(), label.text,
+                                                  CAIRN_PUBLISHED_PAGE_BYTES, &copy->head, why);
     if (status != CAIRN_OK || cairn_arena_take(&copy->head, 0, copy->head.bytes) == CAIRN_OK)
         return status;
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the head of a version");
@@ -758,18 +751,18 @@ static bool is_too_large(const struct cairn_published *copy)
 }
 
 /* Gives back the last segment of a copy; the segments before it stay. */
-static void give_last_segment(const struct cairn_shard_job *job, struct cairn_published *copy,
+static void give_last_segment(const struct shard_job *job, struct cairn_published *copy,
                               const char *label)
 {
     const uint64_t full = copy->wire.bytes / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
     struct cairn_sentence why;
-    if (full == 0 || cairn_arena_resize(&copy->wire, label, full, &why) != CAIRN_OK)
+    if (full == 0 || arena_resize(&copy->wire, label, full, &why) != CAIRN_OK)
         cairn_release(job->shard, &copy->wire);
     copy->most_bytes = copy->wire.bytes;
 }
 
 /* The bytes that the job's view wants; what there are stay, where that is possible. */
-static cairn_status size_wire(const struct cairn_shard_job *job, struct cairn_published *copy,
+static cairn_status size_wire(const struct shard_job *job, struct cairn_published *copy,
                               struct cairn_sentence *why)
 {
     const struct label label = label_of(job, copy, "wire");
@@ -779,33 +772,32 @@ static cairn_status size_wire(const struct cairn_shard_job *job, struct cairn_pu
     copy->settled = 0;
     if (copy->wire.base != NULL) {
         if (bytes > copy->most_bytes) copy->most_bytes = bytes;
-        return cairn_arena_resize(&copy->wire, label.text, bytes, why);
+        return arena_resize(&copy->wire, label.text, bytes, why);
     }
     copy->most_bytes = bytes;
-    const cairn_status status = cairn_arena_open_shared_room(
-        label.text, bytes, job->versions.room_bytes, &copy->wire, why);
-    if (status == CAIRN_OK) cairn_arena_pins_for(&copy->wire, job->compute->home);
+    const cairn_status status = arena_open_shared_room(label.text, bytes, job->versions.room_bytes,
+                                                       &copy->wire, why);
+    if (status == CAIRN_OK) arena_pins_for(&copy->wire, job->compute->home);
     return status;
 }
 
 /* If all of the job lies on the device: processes that use the card read it there. */
-static bool has_device_side(const struct cairn_shard_job *job)
+static bool has_device_side(const struct shard_job *job)
 {
     const struct cairn_home *home = job->shard->device.home;
     return home != NULL && cairn_home_info(home)->exports &&
            job->planes.host_from == CAIRN_PLANES_ALL;
 }
 
-static cairn_status open_device(struct cairn_shard_job *job, struct cairn_published *copy,
+static cairn_status open_device(struct shard_job *job, struct cairn_published *copy,
                                 uint64_t wire_bytes, struct cairn_sentence *why)
 {
     if (!has_device_side(job)) return CAIRN_OK;
-    return cairn_arena_open_shared(job->shard->device.home, "published", wire_bytes, &copy->device,
-                                   why);
+    return arena_open_shared(job->shard->device.home, "published", wire_bytes, &copy->device, why);
 }
 
 /* How many are there. */
-static uint32_t copy_count(const struct cairn_shard_job *job)
+static uint32_t copy_count(const struct shard_job *job)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
@@ -814,27 +806,27 @@ static uint32_t copy_count(const struct cairn_shard_job *job)
 }
 
 /* Beside what the streams of the device may still take for themselves. */
-static bool has_room(const struct cairn_shard_job *job, uint64_t bytes)
+static bool has_room(const struct shard_job *job, uint64_t bytes)
 {
-    const uint64_t staging = cairn_compute_staging_left(&job->shard->device);
+    const uint64_t staging = compute_staging_left(&job->shard->device);
     const uint64_t free_bytes = cairn_home_free_bytes(job->shard->device.home);
     return staging <= free_bytes && bytes <= free_bytes - staging;
 }
 
 /* Opens the device's side of the `count`-th copy. Copies beyond the first two are for leases, and
  * do without that side if there is no room. */
-static cairn_status open_side(struct cairn_shard_job *job, struct cairn_published *copy,
-                              uint32_t count, uint64_t wire_bytes, struct cairn_sentence *why)
+static cairn_status open_side(struct shard_job *job, struct cairn_published *copy, uint32_t count,
+                              uint64_t wire_bytes, struct cairn_sentence *why)
 {
     const bool may_lack = count > CAIRN_COPIES_ALWAYS;
-    if (may_lack && has_device_side(job) && !has_room(job, cairn_plane_units(wire_bytes)))
+    if (may_lack && has_device_side(job) && !has_room(job, plane_units(wire_bytes)))
         return CAIRN_OK;
     const cairn_status status = open_device(job, copy, wire_bytes, why);
     return may_lack && status == CAIRN_ERR_NO_MEMORY ? CAIRN_OK : status;
 }
 
 /* Makes the records of the copy's chunks: no checksum is known yet, and no chunk was brought. */
-static cairn_status open_chunks(const struct cairn_shard_job *job, struct cairn_published *copy,
+static cairn_status open_chunks(const struct shard_job *job, struct cairn_published *copy,
                                 struct cairn_sentence *why)
 {
     const size_t count = (size_t)job->view->table.map.chunk_count + 1;
@@ -853,15 +845,14 @@ static cairn_status open_chunks(const struct cairn_shard_job *job, struct cairn_
 }
 
 /* In the job's view. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: there is none. */
-static cairn_status copy_open(struct cairn_shard_job *job, uint32_t index,
-                              struct cairn_sentence *why)
+static cairn_status copy_open(struct shard_job *job, uint32_t index, struct cairn_sentence *why)
 {
     struct cairn_published *copy = &job->versions.copies[index];
     const uint64_t wire_bytes = job->view->wire_bytes;
     *copy = NO_COPY;
     cairn_status status = open_chunks(job, copy, why);
     if (status != CAIRN_OK) return status;
-    copy->view = cairn_shard_view_ref(job->view);
+    copy->view = shard_view_ref(job->view);
     status = open_head(job, copy, why);
     if (status == CAIRN_OK) status = size_wire(job, copy, why);
     if (status == CAIRN_OK && !job->planes.parked && !job->park.is_under_way)
@@ -871,16 +862,16 @@ static cairn_status copy_open(struct cairn_shard_job *job, uint32_t index,
         share_copy(job, copy);
         return CAIRN_OK;
     }
-    cairn_arena_close(&copy->head);
-    cairn_arena_close(&copy->wire);
+    arena_close(&copy->head);
+    arena_close(&copy->wire);
     free(copy->checksums);
     free(copy->brought);
-    cairn_shard_view_unref(copy->view);
+    shard_view_unref(copy->view);
     *copy = NO_COPY;
     return status;
 }
 
-static void copy_close(const struct cairn_shard_job *job, struct cairn_published *copy)
+static void copy_close(const struct shard_job *job, struct cairn_published *copy)
 {
     if (!copy_is_there(copy)) return;
     // Whoever has it mapped sees that it is no version any more.
@@ -890,20 +881,20 @@ static void copy_close(const struct cairn_shard_job *job, struct cairn_published
     cairn_release(job->shard, &copy->device);
     free(copy->checksums);
     free(copy->brought);
-    cairn_shard_view_unref(copy->view);
+    shard_view_unref(copy->view);
     *copy = NO_COPY;
 }
 
 /* Its side on the device, for the job's view. Where there is no room it goes on without. */
-static cairn_status follow_device(struct cairn_shard_job *job, struct cairn_published *copy,
+static cairn_status follow_device(struct shard_job *job, struct cairn_published *copy,
                                   struct cairn_sentence *why)
 {
     if (job->planes.parked) return CAIRN_OK;
     job->memory.device -= copy_device_bytes(copy);
-    cairn_arena_unshare(&copy->device, false);
-    cairn_arena_close(&copy->device);
+    arena_unshare(&copy->device, false);
+    arena_close(&copy->device);
     const uint64_t bytes = job->view->wire_bytes;
-    if (!has_device_side(job) || has_room(job, cairn_plane_units(bytes))) {
+    if (!has_device_side(job) || has_room(job, plane_units(bytes))) {
         const cairn_status status = open_device(job, copy, bytes, why);
         if (status != CAIRN_OK && status != CAIRN_ERR_NO_MEMORY) return status;
     }
@@ -915,7 +906,7 @@ static cairn_status follow_device(struct cairn_shard_job *job, struct cairn_publ
 /* Prepares a copy to be written in the job's view. It keeps its memory, except what it has too
  * much, and gets what it lacks; it is shown anew, under another number, and its old contents are
  * gone. Nothing of it is being sent. CAIRN_ERR_NO_MEMORY: it may be closed. */
-static cairn_status copy_follow(struct cairn_shard_job *job, struct cairn_published *copy,
+static cairn_status copy_follow(struct shard_job *job, struct cairn_published *copy,
                                 struct cairn_sentence *why)
 {
     if (copy->view == job->view) {
@@ -928,15 +919,15 @@ static cairn_status copy_follow(struct cairn_shard_job *job, struct cairn_publis
     copy->stale = true;
     // Whoever has it mapped keeps the old head, which says for good that it is no version.
     cairn_published_write_begin(copy_head(copy));
-    cairn_arena_unshare(&copy->head, false);
-    cairn_arena_unshare(&copy->wire, false);
-    cairn_arena_close(&copy->head);
+    arena_unshare(&copy->head, false);
+    arena_unshare(&copy->wire, false);
+    arena_close(&copy->head);
     status = size_wire(job, copy, why);
     if (status == CAIRN_OK) status = follow_device(job, copy, why);
     if (status == CAIRN_OK) status = open_head(job, copy, why);
     if (status != CAIRN_OK) return status;
-    cairn_shard_view_unref(copy->view);
-    copy->view = cairn_shard_view_ref(job->view);
+    shard_view_unref(copy->view);
+    copy->view = shard_view_ref(job->view);
     cairn_published_head_init(copy_head(copy), &copy->view->table.map, job->number,
                               copy->view->wire_bytes);
     share_copy(job, copy);
@@ -952,23 +943,23 @@ static uint32_t copy_sides(const struct cairn_published *copy)
 
 /* ---- parked, and back ---- */
 
-bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint32_t n,
-                          struct cairn_published_move *move_out)
+bool published_move(const struct shard_job *job, bool to_host, uint32_t n,
+                    struct published_move *move_out)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
         const struct cairn_published *copy = &job->versions.copies[i];
         if (copy->device.base == NULL || (to_host && (copy->on_host || !copy->readable))) continue;
         if (n-- > 0) continue;
-        *move_out = to_host ? (struct cairn_published_move) { copy->wire.base, copy->device.base,
-                                                              copy->wire.bytes }
-                            : (struct cairn_published_move) { copy->device.base, copy->wire.base,
-                                                              copy->wire.bytes };
+        *move_out =
+            to_host
+                ? (struct published_move) { copy->wire.base, copy->device.base, copy->wire.bytes }
+                : (struct published_move) { copy->device.base, copy->wire.base, copy->wire.bytes };
         return true;
     }
     return false;
 }
 
-uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool all)
+uint64_t published_device_bytes(const struct shard_job *job, bool all)
 {
     uint64_t bytes = 0;
     uint32_t count = 0;
@@ -978,12 +969,12 @@ uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool al
         if (!all)
             bytes += copy_device_bytes(copy);
         else if (copy_is_there(copy) && count <= CAIRN_COPIES_ALWAYS && has_device_side(job))
-            bytes += cairn_plane_units(copy->wire.bytes);
+            bytes += plane_units(copy->wire.bytes);
     }
     return bytes;
 }
 
-cairn_status cairn_published_open_device(struct cairn_shard_job *job, struct cairn_sentence *why)
+cairn_status published_open_device(struct shard_job *job, struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
     uint32_t count = 0;
@@ -1000,25 +991,25 @@ static void tell_sides(const struct cairn_published *copy)
     if (copy->readable) cairn_published_set_sides(copy_head(copy), copy_sides(copy));
 }
 
-void cairn_published_park(struct cairn_shard_job *job)
+void published_park(struct shard_job *job)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
         struct cairn_published *copy = &job->versions.copies[i];
         if (copy->device.base == NULL) continue;
-        cairn_arena_unshare(&copy->device, false);
+        arena_unshare(&copy->device, false);
         cairn_release(job->shard, &copy->device);
         copy->on_host = true;
         tell_sides(copy);
     }
 }
 
-void cairn_published_unpark(struct cairn_shard_job *job)
+void published_unpark(struct shard_job *job)
 {
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
         struct cairn_published *copy = &job->versions.copies[i];
         if (copy->device.base == NULL) continue;
-        cairn_arena_unshare(&copy->head, false);
-        cairn_arena_unshare(&copy->wire, false);
+        arena_unshare(&copy->head, false);
+        arena_unshare(&copy->wire, false);
         share_copy(job, copy); // under another number: with the new side
         tell_sides(copy);
     }

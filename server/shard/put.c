@@ -12,20 +12,20 @@
 static cairn_status write_judge(const struct cairn_member *member,
                                 const struct cairn_chunk_header *header, struct cairn_put *out,
                                 struct cairn_sentence *why);
-static cairn_status write_take(struct cairn_shard_job *job, const struct cairn_put *put,
+static cairn_status write_take(struct shard_job *job, const struct cairn_put *put,
                                const uint8_t *bytes, struct cairn_sentence *why);
-static bool write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header);
+static bool write_is(const struct shard_job *job, const struct cairn_chunk_header *header);
 
 static void refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
                    cairn_status status, const struct cairn_sentence *why)
 {
-    cairn_member_note_refusal(member, header, why->text);
-    cairn_member_refuse(member, header, status);
+    member_note_refusal(member, header, why->text);
+    member_refuse(member, header, status);
 }
 
 /* The chunk that a PUT names: chunk and place of *out are set. CAIRN_ERR_MALFORMED: it is not one of
  * here. */
-static cairn_status put_judge_chunk(const struct cairn_shard_job *job,
+static cairn_status put_judge_chunk(const struct shard_job *job,
                                     const struct cairn_chunk_header *header, struct cairn_put *out,
                                     struct cairn_sentence *why)
 {
@@ -40,7 +40,7 @@ static cairn_status put_judge_chunk(const struct cairn_shard_job *job,
 }
 
 /* The dtype that a PUT's plane must have. */
-static cairn_dtype put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put)
+static cairn_dtype put_dtype(const struct shard_job *job, const struct cairn_put *put)
 {
     return job->view->forms[job->view->table.extent_of[put->chunk]].master;
 }
@@ -57,18 +57,18 @@ static cairn_status put_judge_payload(const struct cairn_chunk_header *header,
 }
 
 /* The plane is one of state, as the chunk of `put` keeps it. CAIRN_ERR_MALFORMED, CAIRN_ERR_NOT_FOUND. */
-static cairn_status put_judge_plane(const struct cairn_shard_job *job,
+static cairn_status put_judge_plane(const struct shard_job *job,
                                     const struct cairn_chunk_header *header,
                                     const struct cairn_put *put, struct cairn_sentence *why)
 {
     const char *name = job->spec.tensors[header->tensor].name;
     const struct cairn_form *form = &job->view->forms[job->view->table.extent_of[put->chunk]];
     const cairn_dtype dtype = put_dtype(job, put);
-    if (!cairn_plane_is_state(header->plane) || header->dtype != dtype)
+    if (!plane_is_state(header->plane) || header->dtype != dtype)
         return cairn_fail(
             why, CAIRN_ERR_MALFORMED, "tensor %s, plane %u in %s: param and moments are put, in %s",
             name, header->plane, cairn_dtype_name(header->dtype), cairn_dtype_name((int)dtype));
-    if (!cairn_form_keeps(form, header->plane))
+    if (!form_keeps(form, header->plane))
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s", name,
                           cairn_plane_name(header->plane));
     return CAIRN_OK;
@@ -85,7 +85,7 @@ static cairn_status judge_put(const struct cairn_member *member,
                               const struct cairn_chunk_header *header, struct cairn_put *out,
                               struct cairn_sentence *why)
 {
-    const struct cairn_shard_job *job = member->job;
+    const struct shard_job *job = member->job;
     if (job->state == CAIRN_JOB_LOADING) {
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "its state is being read or made");
     }
@@ -113,17 +113,17 @@ static cairn_status judge_put(const struct cairn_member *member,
                           "tensor %s has its initial state from the job's spec",
                           job->spec.tensors[header->tensor].name);
     }
-    status = cairn_tiles_piece(member, header, &out->place, &out->piece, why);
+    status = tiles_piece(member, header, &out->place, &out->piece, why);
     return status == CAIRN_OK ? put_judge_payload(header, out, why) : status;
 }
 
-static uint8_t *buffer_of(const struct cairn_shard_job *job, const struct cairn_put *put)
+static uint8_t *buffer_of(const struct shard_job *job, const struct cairn_put *put)
 {
     return job->puts.arena.base + (size_t)(put - job->puts.list) * job->puts.bytes;
 }
 
 /* The buffers are needed no more once the job serves and nothing lands in them. */
-static void close_buffers(struct cairn_shard_job *job)
+static void close_buffers(struct shard_job *job)
 {
     if (job->state == CAIRN_JOB_INITIALIZING || job->puts.write != NULL) return;
     for (uint32_t i = 0; i < job->puts.max; i++) {
@@ -133,11 +133,11 @@ static void close_buffers(struct cairn_shard_job *job)
 }
 
 /* A write is open: they are needed again. CAIRN_ERR_NO_MEMORY. */
-static cairn_status put_open_buffers(struct cairn_shard_job *job, struct cairn_sentence *why)
+static cairn_status put_open_buffers(struct shard_job *job, struct cairn_sentence *why)
 {
     if (job->puts.arena.base != NULL) return CAIRN_OK; // counted since the job was made
-    return cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
-                                    &job->puts.arena, why);
+    return arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes, &job->puts.arena,
+                              why);
 }
 
 static void acknowledge(struct cairn_member *member, const struct cairn_chunk_header *header)
@@ -145,18 +145,18 @@ static void acknowledge(struct cairn_member *member, const struct cairn_chunk_he
     struct cairn_chunk_header ack = *header;
     ack.kind = CAIRN_CHUNK_ACK;
     ack.payload_bytes = ack.checksum = 0;
-    cairn_member_send(member, &ack);
+    member_send(member, &ack);
 }
 
-static void *state_of(const struct cairn_shard_job *job, const struct cairn_put *put)
+static void *state_of(const struct shard_job *job, const struct cairn_put *put)
 {
-    return cairn_planes_at(&job->planes, put->header.plane, job->view->table.extent_of[put->chunk],
-                           put->place.local_elem);
+    return planes_at(&job->planes, put->header.plane, job->view->table.extent_of[put->chunk],
+                     put->place.local_elem);
 }
 
 #define MOMENTS (CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG) | CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG_SQ))
 
-void cairn_put_count_moments(struct cairn_shard_job *job, uint64_t member)
+void put_count_moments(struct shard_job *job, uint64_t member)
 {
     if (job->puts.moments_of == member) return;
     job->puts.moments_of = member;
@@ -166,7 +166,7 @@ void cairn_put_count_moments(struct cairn_shard_job *job, uint64_t member)
     }
 }
 
-static void note_put(struct cairn_shard_job *job, const struct cairn_put *put)
+static void note_put(struct shard_job *job, const struct cairn_put *put)
 {
     uint8_t *have = &job->puts.have[put->chunk];
     const unsigned plane = put->header.plane;
@@ -174,11 +174,11 @@ static void note_put(struct cairn_shard_job *job, const struct cairn_put *put)
         *have = (uint8_t)(*have | CAIRN_PUT_HAS(plane));
         return;
     }
-    cairn_put_count_moments(job, put->header.member);
+    put_count_moments(job, put->header.member);
     *have = (uint8_t)((*have & ~CAIRN_PUT_STALE(plane)) | CAIRN_PUT_HAS(plane));
 }
 
-cairn_status cairn_put_judge_again(const struct cairn_shard_job *job, struct cairn_sentence *why)
+cairn_status put_judge_again(const struct shard_job *job, struct cairn_sentence *why)
 {
     uint64_t c = 0;
     while (c < job->view->table.map.chunk_count &&
@@ -198,20 +198,20 @@ cairn_status cairn_put_judge_again(const struct cairn_shard_job *job, struct cai
 static bool is_sealed_alike(const struct cairn_member *member,
                             const struct cairn_chunk_header *header)
 {
-    struct cairn_shard_job *job = member->job;
+    struct shard_job *job = member->job;
     struct cairn_put put = { .header = *header };
     if (job->state != CAIRN_JOB_SERVING || header->round != 0 ||
-        cairn_step_version(job->collector.step).step != job->base_step ||
+        step_version(job->collector.step).step != job->base_step ||
         header->tile != CAIRN_TILE_WHOLE || !may_put(member, header->plane) ||
         put_judge_chunk(job, header, &put, NULL) != CAIRN_OK ||
         put_judge_plane(job, header, &put, NULL) != CAIRN_OK)
         return false;
     const size_t bytes = (size_t)put.place.elem_count * cairn_dtype_bytes(header->dtype);
     if (header->payload_bytes != bytes) return false;
-    struct cairn_works *works = cairn_compute_loop(job->compute);
-    const void *had = cairn_works_get(works, state_of(job, &put), bytes);
+    struct works *works = compute_loop(job->compute);
+    const void *had = works_get(works, state_of(job, &put), bytes);
     const bool is_alike = header->checksum == cairn_chunk_checksum(had, bytes);
-    if (cairn_works_run(works, NULL) != CAIRN_OK || !is_alike) return false;
+    if (works_run(works, NULL) != CAIRN_OK || !is_alike) return false;
     note_put(job, &put);
     return true;
 }
@@ -219,25 +219,25 @@ static bool is_sealed_alike(const struct cairn_member *member,
 /* Into the state, or beside it. */
 static cairn_status keep(struct cairn_put *put, struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = put->job;
-    struct cairn_works *works = cairn_compute_loop(job->compute);
+    struct shard_job *job = put->job;
+    struct works *works = compute_loop(job->compute);
     const uint8_t *bytes = buffer_of(job, put);
     if (job->state == CAIRN_JOB_SERVING) return write_take(job, put, bytes, why);
     if (put->piece.count == put->place.elem_count) {
-        cairn_works_copy(works, state_of(job, put), bytes, (size_t)put->header.payload_bytes);
+        works_copy(works, state_of(job, put), bytes, (size_t)put->header.payload_bytes);
         note_put(job, put);
     } else {
-        cairn_tiles_put(job, put->chunk, &put->piece, &put->place, (const float *)bytes);
+        tiles_put(job, put->chunk, &put->piece, &put->place, (const float *)bytes);
     }
-    const cairn_status status = cairn_works_run(works, why);
-    (void)cairn_shard_job_failed(job, status, why);
+    const cairn_status status = works_run(works, why);
+    (void)shard_job_failed(job, status, why);
     return status;
 }
 
 /* The payload is whole: into the state, unless it is not wanted any more. */
 static void take(struct cairn_put *put, struct cairn_member *member)
 {
-    struct cairn_shard_job *job = put->job;
+    struct shard_job *job = put->job;
     struct cairn_sentence why;
     const size_t bytes = (size_t)put->header.payload_bytes;
     if (job->state != CAIRN_JOB_INITIALIZING && !write_is(job, &put->header)) {
@@ -255,23 +255,23 @@ static void take(struct cairn_put *put, struct cairn_member *member)
         refuse(member, &put->header, status, &why);
         return;
     }
-    cairn_bytes_put(job, put->header.member, bytes);
+    bytes_put(job, put->header.member, bytes);
     acknowledge(member, &put->header);
 }
 
 static void on_received(void *arg, cairn_status status)
 {
     struct cairn_put *put = arg;
-    struct cairn_shard_job *job = put->job;
-    struct cairn_member *member = cairn_member_find(job, put->header.member);
+    struct shard_job *job = put->job;
+    struct cairn_member *member = member_find(job, put->header.member);
     if (status == CAIRN_OK && member != NULL) take(put, member);
     put->job = NULL;
     close_buffers(job);
-    cairn_shard_job_settle(job);
-    cairn_shard_job_idle(job);
+    shard_job_settle(job);
+    shard_job_idle(job);
 }
 
-static struct cairn_put *find_free(struct cairn_shard_job *job)
+static struct cairn_put *find_free(struct shard_job *job)
 {
     for (uint32_t i = 0; i < job->puts.max; i++) {
         if (job->puts.list[i].job == NULL) return &job->puts.list[i];
@@ -279,10 +279,10 @@ static struct cairn_put *find_free(struct cairn_shard_job *job)
     return NULL;
 }
 
-void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
-                          struct cairn_fabric_message *message)
+void put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                    struct cairn_fabric_message *message)
 {
-    struct cairn_shard_job *job = member->job;
+    struct shard_job *job = member->job;
     struct cairn_sentence why;
     struct cairn_put judged = { .job = job, .header = *header };
     if (is_sealed_alike(member, header)) {
@@ -306,10 +306,10 @@ void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_
         return;
     }
     *put = judged;
-    cairn_shard_job_busy(job);
+    shard_job_busy(job);
 }
 
-cairn_status cairn_put_whole(const struct cairn_shard_job *job, struct cairn_sentence *why)
+cairn_status cairn_put_whole(const struct shard_job *job, struct cairn_sentence *why)
 {
     size_t missing = 0;
     uint32_t last = UINT32_MAX;
@@ -317,7 +317,7 @@ cairn_status cairn_put_whole(const struct cairn_shard_job *job, struct cairn_sen
     for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
         const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
         const bool is_put = (job->puts.have[c] & CAIRN_PUT_HAS(CAIRN_PLANE_PARAM)) != 0;
-        if (tensor == last || is_put || cairn_tiles_put_whole(job, c)) continue;
+        if (tensor == last || is_put || tiles_put_whole(job, c)) continue;
         last = tensor;
         if (++missing <= 5)
             cairn_sentence_add(&names, "%s%s", missing > 1 ? ", " : "",
@@ -329,7 +329,7 @@ cairn_status cairn_put_whole(const struct cairn_shard_job *job, struct cairn_sen
                       job->shard->name, missing, names.text, missing > 5 ? ", ..." : "");
 }
 
-void cairn_put_end(struct cairn_shard_job *job)
+void cairn_put_end(struct shard_job *job)
 {
     close_buffers(job);
 }
@@ -354,34 +354,34 @@ static uint8_t **staged_of(struct cairn_write *write, uint64_t chunk, int plane)
     return &write->staged[chunk * CAIRN_PLANE_COUNT + (unsigned)plane];
 }
 
-void cairn_write_close(struct cairn_shard_job *job)
+void write_close(struct shard_job *job)
 {
     struct cairn_write *write = job->puts.write;
     if (write == NULL) return;
     job->puts.write = NULL;
     for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++)
         for (int p = 0; p < CAIRN_PLANE_COUNT; p++) free(*staged_of(write, c, p));
-    cairn_shard_job_give(job, &job->memory.staging, write->budget_bytes);
+    shard_job_give(job, &job->memory.staging, write->budget_bytes);
     free(write);
     cairn_put_end(job);
 }
 
-void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t member)
+void write_open(struct shard_job *job, uint64_t round, uint64_t member)
 {
     struct cairn_sentence why;
     const size_t count = (size_t)job->view->table.map.chunk_count * CAIRN_PLANE_COUNT;
     const size_t bytes = sizeof(struct cairn_write) + count * sizeof(uint8_t *);
-    cairn_write_close(job);
+    write_close(job);
     cairn_status status = put_open_buffers(job, &why);
     if (status == CAIRN_OK)
-        status = cairn_shard_job_take(job, &job->memory.staging, bytes, "a write", &why);
+        status = shard_job_take(job, &job->memory.staging, bytes, "a write", &why);
     if (status != CAIRN_OK) {
         cairn_log_warn("job %s: no write here: %s", job->spec.name, why.text);
         return; // its puts are refused, and so it is given up
     }
     struct cairn_write *write = calloc(1, bytes);
     if (write == NULL) {
-        cairn_shard_job_give(job, &job->memory.staging, bytes);
+        shard_job_give(job, &job->memory.staging, bytes);
         return;
     }
     write->round = round;
@@ -396,11 +396,11 @@ static cairn_status write_judge(const struct cairn_member *member,
                                 const struct cairn_chunk_header *header, struct cairn_put *out,
                                 struct cairn_sentence *why)
 {
-    const struct cairn_shard_job *job = member->job;
+    const struct shard_job *job = member->job;
     const bool open = write_is(job, header) &&
-                      cairn_step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING;
+                      step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING;
     // The writer may hear of its write before this shard does: it asks again.
-    if (!open && header->round > cairn_step_round_seen(job->collector.step))
+    if (!open && header->round > step_round_seen(job->collector.step))
         return cairn_fail(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
     if (!open) return cairn_fail(why, CAIRN_ERR_STALE, "no write of this round is open");
     // A chunk of which a box is put begins as the state is, and that state is not here yet.
@@ -416,28 +416,26 @@ static cairn_status write_judge(const struct cairn_member *member,
 }
 
 /* It is of the write that is open. */
-static bool write_is(const struct cairn_shard_job *job, const struct cairn_chunk_header *header)
+static bool write_is(const struct shard_job *job, const struct cairn_chunk_header *header)
 {
     return job->puts.write != NULL && job->puts.write->round == header->round &&
            job->puts.write->member == header->member;
 }
 
 /* No round updates it meanwhile: this one is the write. */
-static cairn_status copy_state(struct cairn_shard_job *job, const struct cairn_put *put,
-                               uint32_t extent, uint8_t *to, size_t byte_count,
-                               struct cairn_sentence *why)
+static cairn_status copy_state(struct shard_job *job, const struct cairn_put *put, uint32_t extent,
+                               uint8_t *to, size_t byte_count, struct cairn_sentence *why)
 {
-    struct cairn_works *works = cairn_compute_loop(job->compute);
-    cairn_works_copy(
-        works, to, cairn_planes_at(&job->planes, put->header.plane, extent, put->place.local_elem),
-        byte_count);
-    const cairn_status status = cairn_works_run(works, why);
-    (void)cairn_shard_job_failed(job, status, why);
+    struct works *works = compute_loop(job->compute);
+    works_copy(works, to, planes_at(&job->planes, put->header.plane, extent, put->place.local_elem),
+               byte_count);
+    const cairn_status status = works_run(works, why);
+    (void)shard_job_failed(job, status, why);
     return status;
 }
 
 /* Where the chunk of a plane is kept; made with what the state has, unless the put is all of it. */
-static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *put, uint8_t **out,
+static cairn_status stage(struct shard_job *job, const struct cairn_put *put, uint8_t **out,
                           struct cairn_sentence *why)
 {
     const bool is_whole = put->header.tile != CAIRN_TILE_BOX;
@@ -446,15 +444,14 @@ static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *p
     uint8_t **staged = staged_of(write, put->chunk, put->header.plane);
     const size_t byte_count = (size_t)put->place.elem_count * cairn_dtype_bytes(put->header.dtype);
     if (*staged == NULL) {
-        cairn_status status = cairn_shard_job_take(job, &job->memory.staging, byte_count, "a write",
-                                                   why);
+        cairn_status status = shard_job_take(job, &job->memory.staging, byte_count, "a write", why);
         if (status != CAIRN_OK) return status;
         uint8_t *bytes = malloc(byte_count + 1);
         status = bytes == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a write")
                  : is_whole    ? CAIRN_OK
                                : copy_state(job, put, extent, bytes, byte_count, why);
         if (status != CAIRN_OK) {
-            cairn_shard_job_give(job, &job->memory.staging, byte_count);
+            shard_job_give(job, &job->memory.staging, byte_count);
             free(bytes);
             return status;
         }
@@ -467,7 +464,7 @@ static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *p
 }
 
 /* The box before the elements; *head_out is how many bytes it has. */
-static cairn_status read_box(const struct cairn_shard_job *job, const struct cairn_put *put,
+static cairn_status read_box(const struct shard_job *job, const struct cairn_put *put,
                              const uint8_t *bytes, struct cairn_box *out, size_t *head_out,
                              struct cairn_sentence *why)
 {
@@ -490,7 +487,7 @@ static cairn_status read_box(const struct cairn_shard_job *job, const struct cai
     return CAIRN_OK;
 }
 
-static cairn_status take_box(struct cairn_shard_job *job, const struct cairn_put *put,
+static cairn_status take_box(struct shard_job *job, const struct cairn_put *put,
                              const uint8_t *bytes, struct cairn_sentence *why)
 {
     struct cairn_box box;
@@ -512,7 +509,7 @@ static cairn_status take_box(struct cairn_shard_job *job, const struct cairn_put
 }
 
 /* Keeps a chunk, or a box of it, beside the state. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_MALFORMED. */
-static cairn_status write_take(struct cairn_shard_job *job, const struct cairn_put *put,
+static cairn_status write_take(struct shard_job *job, const struct cairn_put *put,
                                const uint8_t *bytes, struct cairn_sentence *why)
 {
     uint8_t *staged;
@@ -522,36 +519,35 @@ static cairn_status write_take(struct cairn_shard_job *job, const struct cairn_p
     return status;
 }
 
-bool cairn_write_has(const struct cairn_shard_job *job, uint64_t chunk)
+bool write_has(const struct shard_job *job, uint64_t chunk)
 {
     for (int p = 0; job->puts.write != NULL && p < CAIRN_PLANE_COUNT; p++)
         if (*staged_of(job->puts.write, chunk, p) != NULL) return true;
     return false;
 }
 
-const void *cairn_write_apply(struct cairn_works *works, const struct cairn_shard_job *job,
-                              uint64_t chunk, const struct cairn_chunk_place *place)
+const void *write_apply(struct works *works, const struct shard_job *job, uint64_t chunk,
+                        const struct cairn_chunk_place *place)
 {
     const uint32_t extent = job->view->table.extent_of[chunk];
     for (enum cairn_plane p = 0; job->puts.write != NULL && p < CAIRN_PLANE_COUNT; p++) {
         const uint8_t *staged = *staged_of(job->puts.write, chunk, (int)p);
         if (staged != NULL)
-            cairn_works_copy(
-                works, cairn_planes_at(&job->planes, p, extent, place->local_elem), staged,
-                (size_t)cairn_form_bytes(&job->view->forms[extent], p, place->elem_count));
+            works_copy(works, planes_at(&job->planes, p, extent, place->local_elem), staged,
+                       (size_t)form_bytes(&job->view->forms[extent], p, place->elem_count));
     }
     return job->puts.write == NULL ? NULL : *staged_of(job->puts.write, chunk, CAIRN_PLANE_PARAM);
 }
 
-bool cairn_write_has_param(const struct cairn_shard_job *job)
+bool write_has_param(const struct shard_job *job)
 {
     return job->puts.write != NULL && job->puts.write->has_param;
 }
 
-void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round)
+void write_resolved(struct shard_job *job, uint64_t round)
 {
     if (job->puts.write != NULL && !job->pass.updating && round != job->puts.write->round)
-        cairn_write_close(job);
+        write_close(job);
 }
 
 /* ==== origin ==== */
@@ -564,7 +560,7 @@ void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round)
 #define PIECE_ELEMS ((uint64_t)1 << 20)
 
 struct weights_loader {
-    struct cairn_loader loader; /* first */
+    struct loader loader; /* first */
     struct cairn_sentence extra;
     struct odd {
         uint32_t tensor;             /* at hand */
@@ -574,7 +570,7 @@ struct weights_loader {
     } odd;
 };
 
-bool cairn_origin_wanted(const struct cairn_shard_job *job)
+bool origin_wanted(const struct shard_job *job)
 {
     if (job->spec.init_from != NULL) return true;
     for (size_t i = 0; i < job->view->table.map.extent_count; i++) {
@@ -640,24 +636,23 @@ static cairn_status read_extent(struct weights_loader *origin, struct cairn_weig
                                 const struct cairn_weight *weight,
                                 const struct cairn_local_extent *extent)
 {
-    const struct cairn_shard_job *job = origin->loader.job;
-    struct cairn_works *works = cairn_compute_files(job->compute);
+    const struct shard_job *job = origin->loader.job;
+    struct works *works = compute_files(job->compute);
     const size_t number = (size_t)(extent - job->view->table.map.extents);
     uint64_t elems;
     for (uint64_t at = 0; at < extent->elem_count; at += elems) {
-        elems = cairn_planes_dense(&job->planes, number, extent->local_elem + at);
+        elems = planes_dense(&job->planes, number, extent->local_elem + at);
         if (elems > PIECE_ELEMS) elems = PIECE_ELEMS;
         if (atomic_load(&origin->loader.canceled))
             return cairn_fail(&origin->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
-        float *piece = cairn_works_put(
-            works,
-            cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, number, extent->local_elem + at),
+        float *piece = works_put(
+            works, planes_at(&job->planes, CAIRN_PLANE_PARAM, number, extent->local_elem + at),
             (size_t)elems * sizeof *piece);
         cairn_status status = cairn_weights_read(weights, weight, extent->first_elem + at, elems,
                                                  piece, &origin->loader.why);
         if (status == CAIRN_OK)
             count_odd(origin, extent->tensor, extent->first_elem + at, piece, elems);
-        const cairn_status run = cairn_works_run(works, &origin->loader.why);
+        const cairn_status run = works_run(works, &origin->loader.why);
         if (status == CAIRN_OK) status = run;
         if (status != CAIRN_OK) return status;
     }
@@ -668,7 +663,7 @@ static cairn_status read_extent(struct weights_loader *origin, struct cairn_weig
 
 static cairn_status read_weights(struct weights_loader *origin, struct cairn_weights *weights)
 {
-    const struct cairn_shard_job *job = origin->loader.job;
+    const struct shard_job *job = origin->loader.job;
     const struct cairn_weight **from = calloc(job->spec.tensor_count + 1, sizeof *from);
     if (from == NULL) return cairn_fail(&origin->loader.why, CAIRN_ERR_NO_MEMORY, "no memory");
     cairn_status status = cairn_weights_match(weights, &job->spec, job->spec.init_prefix, from,
@@ -683,12 +678,12 @@ static cairn_status read_weights(struct weights_loader *origin, struct cairn_wei
     return status == CAIRN_OK ? refuse_odd(origin) : status;
 }
 
-static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_files(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
     struct weights_loader *origin = (struct weights_loader *)task;
-    const struct cairn_shard_job *job = origin->loader.job;
+    const struct shard_job *job = origin->loader.job;
     struct cairn_weights weights;
     origin->loader.status = cairn_snapshot_weights_open(
         job->shard->import_folders, job->spec.init_from, &weights, &origin->loader.why);
@@ -699,25 +694,24 @@ static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
 
 /* ---- initializers, on the compute threads ---- */
 
-static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
-                     struct cairn_works *works)
+static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage, struct works *works)
 {
-    struct cairn_loader *loader = cairn_loader_of(run);
-    const struct cairn_shard_job *job = loader->job;
+    struct loader *loader = loader_of(run);
+    const struct shard_job *job = loader->job;
     const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[chunk]].tensor;
     (void)stage;
     if (job->puts.have[chunk] != 0 || atomic_load(&loader->canceled) ||
         job->spec.tensors[tensor].init.kind == CAIRN_INIT_NONE)
         return false;
-    cairn_load_init_chunk(works, job, chunk);
+    load_init_chunk(works, job, chunk);
     job->puts.have[chunk] = CAIRN_PUT_HAS(CAIRN_PLANE_PARAM);
     return false;
 }
 
-static void files_done(struct cairn_task *task)
+static void files_done(struct task *task)
 {
     struct weights_loader *origin = (struct weights_loader *)task;
-    struct cairn_shard_job *job = origin->loader.job;
+    struct shard_job *job = origin->loader.job;
     if (origin->loader.status == CAIRN_OK) {
         if (job->view->table.map.shard == 0 &&
             origin->extra.text[0] != '\0') { // the same on every shard
@@ -725,29 +719,28 @@ static void files_done(struct cairn_task *task)
                            origin->extra.text);
         }
         cairn_log_info("job %s: loaded %s", job->spec.name, job->spec.init_from);
-        cairn_loader_fill(&origin->loader, describe, cairn_loader_end);
+        loader_fill(&origin->loader, describe, loader_end);
         return;
     }
     if (job->state == CAIRN_JOB_LOADING)
         cairn_log_error("job %s: %s", job->spec.name, origin->loader.why.text);
-    cairn_loader_end(&origin->loader);
+    loader_end(&origin->loader);
 }
 
 /* ---- begin ---- */
 
-cairn_status cairn_origin_begin(struct cairn_shard_job *job, struct cairn_sentence *why)
+cairn_status origin_begin(struct shard_job *job, struct cairn_sentence *why)
 {
     struct weights_loader *origin = calloc(1, sizeof *origin);
     if (origin == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to make initial state");
     origin->loader.puts_follow = true;
-    cairn_loader_begin(&origin->loader, job);
+    loader_begin(&origin->loader, job);
     if (job->spec.init_from == NULL) {
-        cairn_loader_fill(&origin->loader, describe, cairn_loader_end);
+        loader_fill(&origin->loader, describe, loader_end);
         return CAIRN_OK;
     }
-    origin->loader.task =
-        (struct cairn_task) { .run = run_files, .done = files_done, .item_count = 1 };
-    cairn_pool_submit(job->shard->files, &origin->loader.task);
+    origin->loader.task = (struct task) { .run = run_files, .done = files_done, .item_count = 1 };
+    pool_submit(job->shard->files, &origin->loader.task);
     return CAIRN_OK;
 }

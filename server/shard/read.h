@@ -25,10 +25,10 @@ enum {
     CAIRN_SHARD_LEASE_MS_MAX = 86400000
 };
 
-struct cairn_shard_job;
+struct shard_job;
 
 /* A version that the coordinator wants kept. */
-struct cairn_shard_lease {
+struct shard_lease {
     uint64_t number; /* 0: none */
     struct cairn_version version;
     uint64_t ends_ms;     /* of uv_now */
@@ -37,10 +37,10 @@ struct cairn_shard_lease {
 
 /* Keeps a version, or goes on keeping it. CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NOT_READY, CAIRN_ERR_BUSY (as
  * many as can be are kept), CAIRN_ERR_NO_MEMORY (with the numbers): as before. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_lease_keep(struct cairn_shard_job *job,
-                                                     const Cairn__LeaseKeep *message,
-                                                     struct cairn_sentence *why);
-void cairn_shard_lease_end(struct cairn_shard_job *job, uint64_t number);
+CAIRN_MUST_CHECK cairn_status shard_lease_keep(struct shard_job *job,
+                                               const Cairn__LeaseKeep *message,
+                                               struct cairn_sentence *why);
+void shard_lease_end(struct shard_job *job, uint64_t number);
 
 /* ==== published ==== */
 
@@ -66,24 +66,24 @@ enum { CAIRN_SHARD_PUBLISHED_MAX = 2 + CAIRN_LEASED_VERSIONS_MAX };
 
 struct cairn_member;
 struct cairn_shard;
-struct cairn_shard_view;
-struct cairn_works;
+struct shard_view;
+struct works;
 
 /* A published copy, or room for one. */
 struct cairn_published {
     /* proto/geometry/layout.h: its head, and the extents, each in its wire dtype; members of this host map
      * both, or nobody does */
-    struct cairn_arena head, wire;
+    struct arena head, wire;
     /* the same as `wire` where the planes lie, which is written first; of a job that is wholly on a device */
-    struct cairn_arena device;
+    struct arena device;
     /* `wire` has all of the version, too. It is left out if nobody maps it there; then it has of it what was
      * asked for (read.h), and frozen tensors always */
     bool on_host;
-    /* owned: [view->table.map.chunk_count] of enum cairn_brought, unless on_host; NULL with checksums */
+    /* owned: [view->table.map.chunk_count] of enum brought, unless on_host; NULL with checksums */
     uint8_t *brought;
     /* owned: [view->table.map.chunk_count] 0 = not asked for yet; NULL: there is no copy here */
     uint64_t *checksums;
-    struct cairn_shard_view
+    struct shard_view
         *view; /* counted: by which it was written, or is to be; NULL with checksums */
     struct cairn_version version;
     bool holds_params;   /* of the one that is written: the parameters that it has are the newest */
@@ -97,7 +97,7 @@ struct cairn_published {
 };
 
 /* The versions of a job that can be fetched. */
-struct cairn_versions {
+struct versions {
     struct cairn_published copies[CAIRN_SHARD_PUBLISHED_MAX];
     /* Which of the copies; writing: CAIRN_PUBLISHED_NONE between updates. */
     uint32_t newest, writing;
@@ -108,79 +108,73 @@ struct cairn_versions {
     uint32_t direct_sends; /* out of a copy's memory on the card, which stays there meanwhile */
     uint64_t room_bytes;   /* of addresses that a copy has in host memory, at least */
     uint64_t leased_bytes; /* of the budget, that copies for leases took */
-    struct cairn_shard_lease leases[CAIRN_SHARD_LEASES_MAX];
+    struct shard_lease leases[CAIRN_SHARD_LEASES_MAX];
 };
 
 /* The copies of every job, before a lease: budget is taken by the caller. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_published_open(struct cairn_shard_job *job,
-                                                   struct cairn_sentence *why);
-void cairn_published_close(struct cairn_shard_job *job);
+CAIRN_MUST_CHECK cairn_status published_open(struct shard_job *job, struct cairn_sentence *why);
+void published_close(struct shard_job *job);
 /* To a member that was just connected: if it is of this host it reads the copies where they are. */
-void cairn_published_show(struct cairn_member *member);
+void published_show(struct cairn_member *member);
 /* The first version is about to be written into copy 0; it was. */
-void cairn_published_seal_begin(struct cairn_shard_job *job);
-void cairn_published_seal_end(struct cairn_shard_job *job, struct cairn_version version);
+void published_seal_begin(struct shard_job *job);
+void published_seal_end(struct shard_job *job, struct cairn_version version);
 /* The copy of that version; of two, that of the later layout. NULL: the version is not kept. */
-const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
-                                                   struct cairn_version version);
+const struct cairn_published *published_find(const struct shard_job *job,
+                                             struct cairn_version version);
 /* The copy of that version whose layout is the last one before that of `later`, a copy; NULL: none. */
-const struct cairn_published *cairn_published_find_before(const struct cairn_shard_job *job,
-                                                          const struct cairn_published *later);
-/* Why cairn_published_find gave NULL: CAIRN_ERR_NOT_READY (it is yet to come), CAIRN_ERR_VERSION_GONE. */
-cairn_status cairn_published_missing(const struct cairn_shard_job *job,
-                                     struct cairn_version version);
+const struct cairn_published *published_find_before(const struct shard_job *job,
+                                                    const struct cairn_published *later);
+/* Why published_find gave NULL: CAIRN_ERR_NOT_READY (it is yet to come), CAIRN_ERR_VERSION_GONE. */
+cairn_status published_missing(const struct shard_job *job, struct cairn_version version);
 /* Where a local element of that chunk, both of the copy's view, stands in it: where it is written first, and
  * in host memory. */
 uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk,
                             uint64_t local_elem);
-uint8_t *cairn_published_host_at(const struct cairn_published *copy, uint64_t chunk,
-                                 uint64_t local_elem);
+uint8_t *published_host_at(const struct cairn_published *copy, uint64_t chunk, uint64_t local_elem);
 size_t cairn_published_bytes(const struct cairn_published *copy, uint64_t chunk);
 /* The chunk is about to be written: what was known of it, and its side in host memory, are of before. Any
  * thread that writes it. */
-void cairn_published_forget(struct cairn_published *copy, uint64_t chunk);
+void published_forget(struct cairn_published *copy, uint64_t chunk);
 /* Brings a chunk of the side on the device to the one in host memory. Any thread. */
-void cairn_published_fill(struct cairn_works *works, const struct cairn_published *copy,
-                          uint64_t chunk);
+void published_fill(struct works *works, const struct cairn_published *copy, uint64_t chunk);
 /* Chooses the copy to write: what it had cannot be read any more from here on. It may be written when nothing
  * of it is being sent any more, and it was made ready. */
-void cairn_published_begin(struct cairn_shard_job *job);
+void published_begin(struct shard_job *job);
 /* Makes the copy ready that was chosen: by the job's view. CAIRN_ERR_NO_MEMORY: it cannot be written. */
-CAIRN_MUST_CHECK cairn_status cairn_published_ready(struct cairn_shard_job *job,
-                                                    struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status published_ready(struct shard_job *job, struct cairn_sentence *why);
 /* The n-th copy (0, 1, ...) that must be brought to the host before its side on the device goes, or to the
  * device's side that was opened. False: there are no more. Nothing is written or updated meanwhile. */
-struct cairn_published_move {
+struct published_move {
     void *to;
     const void *from;
     size_t bytes;
 };
-bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint32_t n,
-                          struct cairn_published_move *move_out);
+bool published_move(const struct shard_job *job, bool to_host, uint32_t n,
+                    struct published_move *move_out);
 /* The bytes of the device that copies take now. `all`: those that the copies must have there, which
  * leaves out copies for leases, since these can do without. */
-uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool all);
+uint64_t published_device_bytes(const struct shard_job *job, bool all);
 /* Room on the device for the copies that there are; those for leases stay in host memory alone where there
- * is none. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: cairn_published_park is to be called all the same. */
-CAIRN_MUST_CHECK cairn_status cairn_published_open_device(struct cairn_shard_job *job,
-                                                          struct cairn_sentence *why);
+ * is none. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: published_park is to be called all the same. */
+CAIRN_MUST_CHECK cairn_status published_open_device(struct shard_job *job,
+                                                    struct cairn_sentence *why);
 /* Ends a park or an unpark, once all that had to be copied is copied: from here on the copies have
  * the host's side alone, or both. */
-void cairn_published_park(struct cairn_shard_job *job);
-void cairn_published_unpark(struct cairn_shard_job *job);
+void published_park(struct shard_job *job);
+void published_unpark(struct shard_job *job);
 /* A send right out of it, or a copy within it, began, or ended: then it may be closed. */
-void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy);
-void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy);
+void published_lend(struct shard_job *job, const struct cairn_published *copy);
+void published_return(struct shard_job *job, const struct cairn_published *copy);
 /* The version that was written last changed parameters here. */
-void cairn_published_note_params(struct cairn_shard_job *job);
+void published_note_params(struct shard_job *job);
 /* Some came from another shard, or the view is another one: what older copies have of them counts no more. */
-void cairn_published_forget_params(struct cairn_shard_job *job);
+void published_forget_params(struct shard_job *job);
 /* It is written: the newest version, readable. `frozen_changed`: the others have frozen tensors of before. */
-void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
-                         bool frozen_changed);
+void published_end(struct shard_job *job, struct cairn_version version, bool frozen_changed);
 
 /* Copies beyond two and one a leased version go, the oldest first. */
-void cairn_published_trim(struct cairn_shard_job *job);
+void published_trim(struct shard_job *job);
 
 /* ==== reply ==== */
 
@@ -193,10 +187,10 @@ void cairn_published_trim(struct cairn_shard_job *job);
 
 struct cairn_published;
 
-struct cairn_reply {
-    struct cairn_shard_job *job; /* borrowed */
-    bool is_kept;                /* for one worker */
-    bool is_used;                /* by a fetch */
+struct reply {
+    struct shard_job *job; /* borrowed */
+    bool is_kept;          /* for one worker */
+    bool is_used;          /* by a fetch */
     struct cairn_chunk_header header;
     struct cairn_box box;               /* what of the chunk is asked for; if `boxed` */
     bool boxed;                         /* not all of the chunk is asked for */
@@ -208,39 +202,37 @@ struct cairn_reply {
     struct cairn_run bring;                 /* read.h: for all who wait for the chunk */
     const struct cairn_published *from;     /* in replies.coming: the copy */
     uint64_t chunk;                         /* of it */
-    struct cairn_reply *next;               /* in one of the lists of struct cairn_replies */
+    struct reply *next;                     /* in one of the lists of struct replies */
     uint8_t bytes[];                        /* owned: [job->replies.bytes] */
 };
 
-struct cairn_replies {
-    size_t bytes;                 /* of the largest chunk: what a reply has room for */
-    struct cairn_reply *free;     /* owned: those that no worker keeps and no fetch uses */
-    struct cairn_reply *deferred; /* those that wait for the UPDATE at hand, or the end of part.h */
-    struct cairn_reply *coming;   /* those that wait for a chunk which is brought: read.h */
-    uint32_t away;                /* kept for workers that left, and still being sent */
-    bool is_short;                /* there was no room for one more, and the log has said so */
+struct replies {
+    size_t bytes;           /* of the largest chunk: what a reply has room for */
+    struct reply *free;     /* owned: those that no worker keeps and no fetch uses */
+    struct reply *deferred; /* those that wait for the UPDATE at hand, or the end of part.h */
+    struct reply *coming;   /* those that wait for a chunk which is brought: read.h */
+    uint32_t away;          /* kept for workers that left, and still being sent */
+    bool is_short;          /* there was no room for one more, and the log has said so */
 };
 
 /* The bytes that a reply takes where chunks have at most chunk_bytes. */
 static inline size_t cairn_reply_bytes(size_t chunk_bytes)
 {
-    return sizeof(struct cairn_reply) + chunk_bytes;
+    return sizeof(struct reply) + chunk_bytes;
 }
 /* Once, for a worker that joined. CAIRN_ERR_NO_MEMORY: the worker is refused. */
-CAIRN_MUST_CHECK cairn_status cairn_reply_keep(struct cairn_member *member,
-                                               struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status reply_keep(struct cairn_member *member, struct cairn_sentence *why);
 /* `to` replaces `from`, and has its reply. */
-void cairn_reply_move(struct cairn_member *from, struct cairn_member *to);
+void reply_move(struct cairn_member *from, struct cairn_member *to);
 /* The member is freed: gives its memory back, or when it has been sent. */
-void cairn_reply_forget(struct cairn_member *member);
+void reply_forget(struct cairn_member *member);
 /* For a fetch of the member; NULL: none for now, which the log says if memory.limit is why. */
-struct cairn_reply *cairn_reply_open(struct cairn_member *member,
-                                     const struct cairn_chunk_header *header);
+struct reply *reply_open(struct cairn_member *member, const struct cairn_chunk_header *header);
 /* The fetch is over, however it ended. */
-void cairn_reply_end(struct cairn_reply *reply);
+void reply_end(struct reply *reply);
 /* The job leaves: frees its replies. Replies that are being sent come back first, and are freed by
  * a later call. */
-void cairn_replies_release(struct cairn_shard_job *job);
+void replies_release(struct shard_job *job);
 
 /* ==== copies ==== */
 
@@ -262,31 +254,30 @@ void cairn_replies_release(struct cairn_shard_job *job);
  * who asked does, in job->replies.coming.
  *
  * While a chunk of a copy is on its way nothing else is written to that copy, it is not closed
- * (cairn_published_lend), and its job is not parked. So what was asked for in time is answered, although an
+ * (published_lend), and its job is not parked. So what was asked for in time is answered, although an
  * update that follows waits to write there. Loop thread. */
 
-struct cairn_reply;
+struct reply;
 
 /* Whether a chunk of a copy is in host memory. */
-enum cairn_brought { CAIRN_BROUGHT_NOT, CAIRN_BROUGHT_COMING, CAIRN_BROUGHT };
+enum brought { CAIRN_BROUGHT_NOT, CAIRN_BROUGHT_COMING, CAIRN_BROUGHT };
 
 /* Some are on their way. */
-bool cairn_bring_works(const struct cairn_shard_job *job);
+bool bring_works(const struct shard_job *job);
 
 /* The threads have ended: drops what was on its way; no cairn_fetch_brought follows. */
-void cairn_bring_drop(struct cairn_shard_job *job);
+void bring_drop(struct shard_job *job);
 
 /* ==== fetch ==== */
 
 /* Fetches. Loop thread. */
 
 /* Takes or drops the message. */
-void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
-                            struct cairn_fabric_message *message);
+void fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                      struct cairn_fabric_message *message);
 /* The chunk that it asks for begins in this shard's part, by the layout of that version. */
-bool cairn_fetch_is_here(const struct cairn_member *member,
-                         const struct cairn_chunk_header *header);
+bool fetch_is_here(const struct cairn_member *member, const struct cairn_chunk_header *header);
 /* An UPDATE has ended, or a job is where it is to be (part.h): answers what was deferred. */
-void cairn_fetch_deferred(struct cairn_shard_job *job);
+void fetch_deferred(struct shard_job *job);
 
 #endif

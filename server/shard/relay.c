@@ -28,14 +28,14 @@ static void relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
 static void relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms);
 static bool relay_link_waits(const struct cairn_relay_owner *owner);
 static void relay_link_open(struct cairn_relay_owner *owner);
-static struct cairn_relay_owner *relay_owner_of(const struct cairn_collector *collector);
+static struct cairn_relay_owner *relay_owner_of(const struct collector *collector);
 
-struct cairn_relay *cairn_relay_of(const struct cairn_shard_job *job)
+struct cairn_relay *cairn_relay_of(const struct shard_job *job)
 {
     return job->relays != NULL && !job->relays->leaving ? job->relays : NULL;
 }
 
-struct cairn_relay_owner *cairn_relay_owner_find(struct cairn_relay *relay, uint32_t index)
+struct cairn_relay_owner *relay_owner_find(struct cairn_relay *relay, uint32_t index)
 {
     const size_t low = cairn_lower_bound(relay->owners, relay->owner_count, sizeof *relay->owners,
                                          offsetof(struct cairn_relay_owner, index), index);
@@ -46,11 +46,11 @@ struct cairn_relay_owner *cairn_relay_owner_find(struct cairn_relay *relay, uint
 static struct cairn_relay_owner *relay_owner_of_chunk(struct cairn_relay *relay, uint32_t tensor,
                                                       uint64_t first_leaf)
 {
-    const struct cairn_shard_job *job = relay->job;
+    const struct shard_job *job = relay->job;
     if (tensor >= job->spec.tensor_count || job->spec.tensors[tensor].kind != CAIRN_TRAINED)
         return NULL;
     const struct cairn_extent *extent = cairn_layout_find(relay->view->layout, tensor, first_leaf);
-    return extent != NULL ? cairn_relay_owner_find(relay, extent->shard) : NULL;
+    return extent != NULL ? relay_owner_find(relay, extent->shard) : NULL;
 }
 
 /* ---- the end of one ---- */
@@ -60,16 +60,16 @@ static void relay_free(struct cairn_relay *relay)
     struct cairn_relay **at = &relay->job->relays;
     while (*at != relay) at = &(*at)->next;
     *at = relay->next;
-    cairn_relay_fetch_close(relay);
+    relay_fetch_close(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         if (relay->owners[i].relay == NULL) continue; // it was not opened
-        cairn_relay_link_close(&relay->owners[i]);
+        relay_link_close(&relay->owners[i]);
         relay_owner_close(&relay->owners[i]);
     }
     relay_sums_close(relay);
     free(relay->owners);
     free(relay->members);
-    cairn_shard_view_unref(relay->view);
+    shard_view_unref(relay->view);
     free(relay->collect.actions.list);
     free(relay);
 }
@@ -77,16 +77,16 @@ static void relay_free(struct cairn_relay *relay)
 void cairn_relay_busy(struct cairn_relay *relay)
 {
     relay->busy++;
-    cairn_shard_job_busy(relay->job);
+    shard_job_busy(relay->job);
 }
 
 void cairn_relay_idle(struct cairn_relay *relay)
 {
-    struct cairn_shard_job *job = relay->job;
+    struct shard_job *job = relay->job;
     assert(relay->busy > 0);
     relay->busy--;
     if (relay->busy == 0 && relay->leaving && !job->shard->closing) relay_free(relay);
-    cairn_shard_job_idle(job);
+    shard_job_idle(job);
 }
 
 static void leave(struct cairn_relay *relay)
@@ -97,17 +97,16 @@ static void leave(struct cairn_relay *relay)
     relay->round = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         struct cairn_relay_owner *owner = &relay->owners[i];
-        cairn_relay_forward_end(owner);
-        cairn_relay_link_close(owner);
+        relay_forward_end(owner);
+        relay_link_close(owner);
     }
     relay_sums_void(relay);
-    for (uint32_t i = 0; i < relay->owner_count; i++)
-        cairn_collector_leave(&relay->owners[i].collector);
-    cairn_relay_fetch_close(relay);
+    for (uint32_t i = 0; i < relay->owner_count; i++) collector_leave(&relay->owners[i].collector);
+    relay_fetch_close(relay);
     cairn_relay_idle(relay);
 }
 
-void cairn_relay_leave(struct cairn_shard_job *job)
+void relay_leave(struct shard_job *job)
 {
     for (struct cairn_relay *relay = job->relays, *next; relay != NULL; relay = next) {
         next = relay->next;
@@ -115,14 +114,14 @@ void cairn_relay_leave(struct cairn_shard_job *job)
     }
 }
 
-void cairn_relay_free_all(struct cairn_shard_job *job)
+void relay_free_all(struct shard_job *job)
 {
     while (job->relays != NULL) relay_free(job->relays);
 }
 
 /* ---- a new one ---- */
 
-static cairn_status judge_set(const struct cairn_shard_job *job, const Cairn__RelaySet *message,
+static cairn_status judge_set(const struct shard_job *job, const Cairn__RelaySet *message,
                               struct cairn_sentence *why)
 {
     bool ok = message->relay != 0 && message->n_members >= 2 && message->n_owners >= 1 &&
@@ -151,32 +150,32 @@ static cairn_status fill(struct cairn_relay *relay, const Cairn__RelaySet *messa
     for (uint32_t i = 0; status == CAIRN_OK && i < relay->owner_count; i++)
         status = relay_owner_open(relay, &relay->owners[i], message->owners[i], why);
     if (status == CAIRN_OK) status = relay_sums_open(relay, why);
-    return status == CAIRN_OK ? cairn_relay_fetch_open(relay, why) : status;
+    return status == CAIRN_OK ? relay_fetch_open(relay, why) : status;
 }
 
 /* The cores begin in the epoch at hand. */
 static void begin_epoch(struct cairn_relay *relay)
 {
-    const uint64_t epoch = cairn_step_epoch(relay->job->collector.step);
+    const uint64_t epoch = step_epoch(relay->job->collector.step);
     for (uint32_t i = 0; i < relay->owner_count; i++) {
-        const enum cairn_step_event_kind kinds[] = { CAIRN_STEP_FENCE, CAIRN_STEP_RESOLVE };
+        const enum step_event_kind kinds[] = { CAIRN_STEP_FENCE, CAIRN_STEP_RESOLVE };
         for (int k = 0; k < 2; k++)
-            cairn_collector_step(&relay->owners[i].collector,
-                                 &(struct cairn_step_event) { .kind = kinds[k], .epoch = epoch });
+            collector_step(&relay->owners[i].collector,
+                           &(struct step_event) { .kind = kinds[k], .epoch = epoch });
     }
 }
 
-cairn_status cairn_relay_set(struct cairn_shard_job *job, const Cairn__RelaySet *message,
+cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *message,
                              struct cairn_sentence *why)
 {
-    cairn_relay_leave(job);
+    relay_leave(job);
     if (message->n_members == 0) return CAIRN_OK;
     cairn_status status = judge_set(job, message, why);
     if (status != CAIRN_OK) return status;
     struct cairn_relay *relay = calloc(1, sizeof *relay);
     if (relay == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
     relay->job = job;
-    relay->view = cairn_shard_view_ref(job->view);
+    relay->view = shard_view_ref(job->view);
     relay->shard = job->view->table.map.shard;
     relay->number = message->relay;
     relay->token = message->token;
@@ -192,7 +191,7 @@ cairn_status cairn_relay_set(struct cairn_shard_job *job, const Cairn__RelaySet 
     begin_epoch(relay);
     cairn_log_info("job %s: relays %u workers of this host to %u shards", job->spec.name,
                    relay->member_count, relay->owner_count);
-    cairn_relay_wake(job->shard);
+    relay_wake(job->shard);
     return CAIRN_OK;
 }
 
@@ -202,37 +201,36 @@ cairn_status cairn_relay_set(struct cairn_shard_job *job, const Cairn__RelaySet 
 static void end_round(struct cairn_relay *relay)
 {
     relay->round = 0;
-    for (uint32_t i = 0; i < relay->owner_count; i++) cairn_relay_forward_end(&relay->owners[i]);
+    for (uint32_t i = 0; i < relay->owner_count; i++) relay_forward_end(&relay->owners[i]);
 }
 
-void cairn_relay_on_fence(struct cairn_shard_job *job, uint64_t epoch)
+void relay_on_fence(struct shard_job *job, uint64_t epoch)
 {
     struct cairn_relay *relay = cairn_relay_of(job);
     if (relay == NULL) return;
     cairn_relay_busy(relay);
     end_round(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++) {
-        cairn_collector_step(
-            &relay->owners[i].collector,
-            &(struct cairn_step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
+        collector_step(&relay->owners[i].collector,
+                       &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
     }
     relay_sums_void(relay);
     cairn_relay_idle(relay);
 }
 
-static void tell_all(struct cairn_relay *relay, const struct cairn_step_event *event)
+static void tell_all(struct cairn_relay *relay, const struct step_event *event)
 {
     if (relay == NULL) return;
     cairn_relay_busy(relay);
     for (uint32_t i = 0; i < relay->owner_count; i++)
-        cairn_collector_step(&relay->owners[i].collector, event);
+        collector_step(&relay->owners[i].collector, event);
     cairn_relay_idle(relay);
 }
 
-void cairn_relay_on_resolve(struct cairn_shard_job *job, uint64_t epoch)
+void relay_on_resolve(struct shard_job *job, uint64_t epoch)
 {
     tell_all(cairn_relay_of(job),
-             &(struct cairn_step_event) { .kind = CAIRN_STEP_RESOLVE, .epoch = epoch });
+             &(struct step_event) { .kind = CAIRN_STEP_RESOLVE, .epoch = epoch });
 }
 
 static void open_round(struct cairn_relay *relay, const Cairn__RoundOpen *message)
@@ -241,20 +239,20 @@ static void open_round(struct cairn_relay *relay, const Cairn__RoundOpen *messag
     relay->round = message->round;
     for (uint32_t i = 0; i < relay->owner_count && !relay->leaving; i++) {
         struct cairn_relay_owner *owner = &relay->owners[i];
-        cairn_relay_forward_begin(owner, message->epoch, message->round);
-        cairn_collector_step(&owner->collector, &(struct cairn_step_event) {
-                                                    .kind = CAIRN_STEP_OPEN,
-                                                    .epoch = message->epoch,
-                                                    .round = message->round,
-                                                    .members = relay->members,
-                                                    .member_count = relay->member_count,
-                                                });
+        relay_forward_begin(owner, message->epoch, message->round);
+        collector_step(&owner->collector, &(struct step_event) {
+                                              .kind = CAIRN_STEP_OPEN,
+                                              .epoch = message->epoch,
+                                              .round = message->round,
+                                              .members = relay->members,
+                                              .member_count = relay->member_count,
+                                          });
     }
-    cairn_relay_wake(relay->job->shard);
+    relay_wake(relay->job->shard);
     cairn_relay_idle(relay);
 }
 
-cairn_status cairn_relay_on_open(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
+cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message)
 {
     struct cairn_relay *relay = cairn_relay_of(job);
     if (relay != NULL) end_round(relay); // the one before is resolved
@@ -264,17 +262,17 @@ cairn_status cairn_relay_on_open(struct cairn_shard_job *job, const Cairn__Round
     return CAIRN_OK;
 }
 
-void cairn_relay_on_peer(struct cairn_member *member, enum cairn_step_event_kind kind)
+void relay_on_peer(struct cairn_member *member, enum step_event_kind kind)
 {
     tell_all(cairn_relay_of(member->job),
-             &(struct cairn_step_event) { .kind = kind, .member = member->number });
+             &(struct step_event) { .kind = kind, .member = member->number });
 }
 
 /* ---- from owners ---- */
 
 static struct cairn_relay *find(struct cairn_shard *shard, const struct cairn_chunk_header *header)
 {
-    struct cairn_shard_job *job = cairn_shard_job_find(shard, header->job);
+    struct shard_job *job = shard_job_find(shard, header->job);
     struct cairn_relay *relay = job != NULL && job->state != CAIRN_JOB_FAULTED ? cairn_relay_of(job)
                                                                                : NULL;
     const bool ours = relay != NULL && relay->number == header->member &&
@@ -307,20 +305,20 @@ static void take(struct cairn_relay_owner *owner, const struct cairn_chunk_heade
     } else if (header->kind == CAIRN_CHUNK_HELLO) {
         relay_link_on_hello(owner, header);
     } else if (of_fetch && header->kind != CAIRN_CHUNK_GRANT) {
-        cairn_relay_fetch_on_answer(owner, header, message);
+        relay_fetch_on_answer(owner, header, message);
         return;
     } else {
-        cairn_relay_forward_on_answer(owner, header);
+        relay_forward_on_answer(owner, header);
     }
     cairn_fabric_drop(message);
 }
 
-bool cairn_relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
-                            struct cairn_fabric_message *message)
+bool relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
+                      struct cairn_fabric_message *message)
 {
     struct cairn_relay *relay = of_owner(header) ? find(shard, header) : NULL;
     if (relay == NULL) return false;
-    struct cairn_relay_owner *owner = cairn_relay_owner_find(relay, header->tile);
+    struct cairn_relay_owner *owner = relay_owner_find(relay, header->tile);
     cairn_relay_busy(relay);
     if (owner != NULL)
         take(owner, header, message);
@@ -332,7 +330,7 @@ bool cairn_relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_
 
 /* ---- what cannot go on ---- */
 
-void cairn_relay_give_up(struct cairn_relay *relay, const char *format, ...)
+void relay_give_up(struct cairn_relay *relay, const char *format, ...)
 {
     struct cairn_sentence why;
     Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
@@ -347,7 +345,7 @@ void cairn_relay_give_up(struct cairn_relay *relay, const char *format, ...)
     fault.job = relay->job->number;
     fault.member = relay->number;
     fault.text = why.text;
-    cairn_session_send(relay->job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+    session_send(relay->job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
 }
 
 /* ---- time ---- */
@@ -356,7 +354,7 @@ void cairn_relay_give_up(struct cairn_relay *relay, const char *format, ...)
 static bool tick_relay(struct cairn_relay *relay, uint64_t now_ms)
 {
     bool waits = false;
-    cairn_relay_sums_advance(relay); // the shard's budget may have room again
+    relay_sums_advance(relay); // the shard's budget may have room again
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         struct cairn_relay_owner *owner = &relay->owners[i];
         relay_link_tick(owner, now_ms);
@@ -371,14 +369,14 @@ static void on_tick(uv_timer_t *timer)
 {
     const struct cairn_shard *shard = timer->data;
     bool waits = false;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         struct cairn_relay *relay = cairn_relay_of(job);
         if (relay != NULL && tick_relay(relay, uv_now(shard->loop))) waits = true;
     }
     if (!waits) uv_timer_stop(timer);
 }
 
-void cairn_relay_wake(struct cairn_shard *shard)
+void relay_wake(struct cairn_shard *shard)
 {
     if (shard->closing || uv_is_active((uv_handle_t *)&shard->relay_timer)) return;
     uv_timer_start(&shard->relay_timer, on_tick, TICK_MS, TICK_MS);
@@ -396,10 +394,10 @@ static cairn_status fail_memory(const struct cairn_relay_owner *owner, struct ca
 
 static cairn_status make_tables(struct cairn_relay_owner *owner)
 {
-    const struct cairn_shard_job *job = owner->relay->job;
+    const struct shard_job *job = owner->relay->job;
     cairn_status status = cairn_shard_map_init(&owner->table.map, owner->relay->view->layout,
                                                owner->index, job->spec.chunk_leaves);
-    if (status == CAIRN_OK) status = cairn_chunk_table_number(&owner->table, &job->spec);
+    if (status == CAIRN_OK) status = chunk_table_number(&owner->table, &job->spec);
     if (status != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
     const size_t chunks = owner->table.trained_count;
     owner->buffers.chunk_count = owner->table.trained_count;
@@ -424,18 +422,18 @@ static cairn_status relay_owner_open(struct cairn_relay *relay, struct cairn_rel
     if (owner->address_bytes > 0)
         memcpy(owner->address, info->fabric_address.data, owner->address_bytes);
     cairn_status status = make_tables(owner);
-    if (status == CAIRN_OK) status = cairn_relay_forward_open(owner);
-    if (status == CAIRN_OK) status = cairn_relay_collect(owner);
+    if (status == CAIRN_OK) status = relay_forward_open(owner);
+    if (status == CAIRN_OK) status = relay_collect(owner);
     return status == CAIRN_OK ? CAIRN_OK : fail_memory(owner, why);
 }
 
 static void relay_owner_close(struct cairn_relay_owner *owner)
 {
-    cairn_collector_close(&owner->collector);
-    cairn_relay_forward_close(owner);
+    collector_close(&owner->collector);
+    relay_forward_close(owner);
     free(owner->address);
     free(owner->buffers.sums);
-    cairn_chunk_table_close(&owner->table);
+    chunk_table_close(&owner->table);
 }
 
 /* ==== sums ==== */
@@ -449,35 +447,34 @@ static void relay_owner_close(struct cairn_relay_owner *owner)
 
 /* ---- buffers ---- */
 
-float *cairn_relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer)
+float *relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer)
 {
     return (float *)(relay->sums.arena.base + (size_t)buffer * relay->sums.buffer_bytes);
 }
 
 static cairn_status count_another(struct cairn_relay *relay, struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = relay->job;
-    struct cairn_relay_sums *sums = &relay->sums;
+    struct shard_job *job = relay->job;
+    struct relay_sums *sums = &relay->sums;
     uint64_t *kind = &job->memory.staging;
     const bool is_counted = sums->pool.touched < sums->reserved;
     cairn_status status = CAIRN_OK;
-    if (!is_counted)
-        status = cairn_shard_job_take(job, kind, sums->buffer_bytes, "a sum to relay", why);
+    if (!is_counted) status = shard_job_take(job, kind, sums->buffer_bytes, "a sum to relay", why);
     if (status != CAIRN_OK) return status;
     const uint64_t at = (uint64_t)sums->pool.touched * sums->buffer_bytes;
     if (cairn_arena_take(&sums->arena, at, sums->buffer_bytes) == CAIRN_OK) return CAIRN_OK;
-    if (!is_counted) cairn_shard_job_give(job, kind, sums->buffer_bytes);
+    if (!is_counted) shard_job_give(job, kind, sums->buffer_bytes);
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "The host is out of memory.");
 }
 
 /* The pool's question. */
-static bool touch_another(struct cairn_buffer_pool *pool)
+static bool touch_another(struct buffer_pool *pool)
 {
     struct cairn_relay *relay = (struct cairn_relay *)((char *)pool -
                                                        offsetof(struct cairn_relay, sums.pool));
     struct cairn_sentence why;
     if (count_another(relay, &why) == CAIRN_OK) return true;
-    cairn_log_limited(
+    log_limited(
         &relay->sums.starving, CAIRN_LOG_WARN,
         "job %s: the relay waits for room: its workers push in orders that are far apart. %s",
         relay->job->spec.name, why.text);
@@ -486,20 +483,19 @@ static bool touch_another(struct cairn_buffer_pool *pool)
 
 /* ---- folds ---- */
 
-static bool relay_fold(const struct cairn_fold *fold, uint32_t stage, struct cairn_works *works)
+static bool relay_fold(const struct cairn_fold *fold, uint32_t stage, struct works *works)
 {
     const struct cairn_relay_owner *owner = relay_owner_of(fold->collector);
-    const struct cairn_chunk_place place = cairn_chunk_table_place(&owner->table, fold->chunk);
+    const struct cairn_chunk_place place = chunk_table_place(&owner->table, fold->chunk);
     (void)stage;
-    cairn_works_fold(works, cairn_relay_buffer_at(owner->relay, fold->claim.buffer), fold->sources,
-                     fold->source_count, fold->first, (size_t)place.elem_count);
+    works_fold(works, relay_buffer_at(owner->relay, fold->claim.buffer), fold->sources,
+               fold->source_count, fold->first, (size_t)place.elem_count);
     return false;
 }
 
 static void relay_fold_done(struct cairn_fold *fold)
 {
-    cairn_buffer_pool_return(&relay_owner_of(fold->collector)->relay->sums.pool,
-                             fold->claim.buffer);
+    buffer_pool_return(&relay_owner_of(fold->collector)->relay->sums.pool, fold->claim.buffer);
 }
 
 /* Hands of the owners' collectors. */
@@ -507,45 +503,45 @@ static bool relay_fold_place(struct cairn_fold *fold)
 {
     struct cairn_relay_owner *owner = relay_owner_of(fold->collector);
     struct cairn_relay *relay = owner->relay;
-    fold->claim = (struct cairn_buffer_claim) { .owner = &owner->buffers,
-                                                .chunk = fold->chunk,
-                                                .begins = fold->first };
-    if (cairn_buffer_pool_claim(&relay->sums.pool, &fold->claim)) return true;
-    cairn_relay_wake(relay->job->shard);
+    fold->claim = (struct buffer_claim) { .owner = &owner->buffers,
+                                          .chunk = fold->chunk,
+                                          .begins = fold->first };
+    if (buffer_pool_claim(&relay->sums.pool, &fold->claim)) return true;
+    relay_wake(relay->job->shard);
     return false;
 }
 
 /* Calls `what` for the fold of each claim in the list. */
-static void for_folds(struct cairn_buffer_claim *claims, void (*what)(struct cairn_fold *fold))
+static void for_folds(struct buffer_claim *claims, void (*what)(struct cairn_fold *fold))
 {
     while (claims != NULL) {
-        struct cairn_buffer_claim *claim = claims;
+        struct buffer_claim *claim = claims;
         claims = claim->next;
         what((struct cairn_fold *)((char *)claim - offsetof(struct cairn_fold, claim)));
     }
 }
 
-void cairn_relay_sums_advance(struct cairn_relay *relay)
+void relay_sums_advance(struct cairn_relay *relay)
 {
-    for_folds(cairn_buffer_pool_advance(&relay->sums.pool), cairn_fold_submit);
+    for_folds(buffer_pool_advance(&relay->sums.pool), fold_submit);
 }
 
 /* Gives the relay up if only room would let the owner's folds go on, and there has been none for long. */
 static void relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
     struct cairn_relay *relay = owner->relay;
-    const bool may_receive = cairn_step_may_receive(owner->collector.step);
-    if (cairn_buffer_pool_is_stuck(&relay->sums.pool, &owner->buffers, may_receive, now_ms))
-        cairn_relay_give_up(relay,
-                            "there is no room for sums to shard %s, and its workers push in orders "
-                            "that are far apart: raise memory.limit of shard %s, give its host "
-                            "more memory, or push in one order",
-                            owner->name, relay->job->shard->name);
+    const bool may_receive = step_may_receive(owner->collector.step);
+    if (buffer_pool_is_stuck(&relay->sums.pool, &owner->buffers, may_receive, now_ms))
+        relay_give_up(relay,
+                      "there is no room for sums to shard %s, and its workers push in orders "
+                      "that are far apart: raise memory.limit of shard %s, give its host "
+                      "more memory, or push in one order",
+                      owner->name, relay->job->shard->name);
 }
 
 static void relay_sums_void(struct cairn_relay *relay)
 {
-    for_folds(cairn_buffer_pool_void(&relay->sums.pool), cairn_fold_drop);
+    for_folds(buffer_pool_void(&relay->sums.pool), fold_drop);
 }
 
 /* ---- open and close ---- */
@@ -557,12 +553,12 @@ static uint32_t clamp(uint64_t value, uint32_t low, uint32_t high)
 
 static cairn_status open_pool(struct cairn_relay *relay, struct cairn_sentence *why)
 {
-    struct cairn_buffer_pool *pool = &relay->sums.pool;
+    struct buffer_pool *pool = &relay->sums.pool;
     uint64_t chunks = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++)
         chunks += relay->owners[i].buffers.chunk_count;
     if (chunks >= UINT32_MAX) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "too many chunks");
-    *pool = (struct cairn_buffer_pool) {
+    *pool = (struct buffer_pool) {
         .buffers = calloc((size_t)chunks + 1, sizeof *pool->buffers),
         .count = (uint32_t)chunks,
         .wanted = clamp((uint64_t)2 * relay->job->spec.window * relay->owner_count,
@@ -573,38 +569,38 @@ static cairn_status open_pool(struct cairn_relay *relay, struct cairn_sentence *
     if (pool->buffers == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the folds of a relay");
     for (uint32_t i = 0; i < relay->owner_count; i++)
-        cairn_buffer_pool_add(pool, &relay->owners[i].buffers);
+        buffer_pool_add(pool, &relay->owners[i].buffers);
     return CAIRN_OK;
 }
 
 static cairn_status relay_sums_open(struct cairn_relay *relay, struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = relay->job;
-    struct cairn_relay_sums *sums = &relay->sums;
+    struct shard_job *job = relay->job;
+    struct relay_sums *sums = &relay->sums;
     cairn_status status = open_pool(relay, why);
     if (status != CAIRN_OK) return status;
     sums->buffer_bytes = (size_t)(job->spec.chunk_leaves * (uint64_t)CAIRN_LEAF_ELEMS *
                                   sizeof(float));
     const uint64_t chunks = sums->pool.count;
     const uint32_t reserved = clamp(chunks, 0, BUFFERS_WANTED_MIN);
-    status = cairn_arena_open_shared(cairn_home_host(), "cairn-relay", chunks * sums->buffer_bytes,
-                                     &sums->arena, why);
+    status = arena_open_shared(cairn_home_host(), "cairn-relay", chunks * sums->buffer_bytes,
+                               &sums->arena, why);
     if (status == CAIRN_OK)
-        status = cairn_shard_job_take(job, &job->memory.staging,
-                                      (uint64_t)reserved * sums->buffer_bytes, "a relay", why);
+        status = shard_job_take(job, &job->memory.staging, (uint64_t)reserved * sums->buffer_bytes,
+                                "a relay", why);
     if (status != CAIRN_OK) return status;
     sums->reserved = reserved;
-    (void)cairn_arena_share(&sums->arena, job->shard->fabric, NULL); // else it is copied
+    (void)arena_share(&sums->arena, job->shard->fabric, NULL); // else it is copied
     return CAIRN_OK;
 }
 
 static void relay_sums_close(struct cairn_relay *relay)
 {
-    struct cairn_shard_job *job = relay->job;
-    struct cairn_relay_sums *sums = &relay->sums;
+    struct shard_job *job = relay->job;
+    struct relay_sums *sums = &relay->sums;
     const uint32_t touched = sums->pool.touched;
     const uint32_t taken = touched > sums->reserved ? touched : sums->reserved;
-    cairn_shard_job_give(job, &job->memory.staging, (uint64_t)taken * sums->buffer_bytes);
+    shard_job_give(job, &job->memory.staging, (uint64_t)taken * sums->buffer_bytes);
     cairn_release(job->shard, &sums->arena); // counted back already: the next relay takes the bytes
     free(sums->pool.buffers);
 }
@@ -636,7 +632,7 @@ static void sign(const struct cairn_chunk_link *link, struct cairn_chunk_header 
 
 static bool relay_link_waits(const struct cairn_relay_owner *owner)
 {
-    return cairn_pusher_waits(&owner->forward.pusher, 0) || cairn_relay_fetch_waits(owner);
+    return cairn_pusher_waits(&owner->forward.pusher, 0) || relay_fetch_waits(owner);
 }
 
 static bool waits(const struct cairn_chunk_link *link)
@@ -649,7 +645,7 @@ static void lost(struct cairn_chunk_link *link)
     struct cairn_relay_owner *owner = owner_of(link);
     owner->forward.grant = (struct cairn_chunk_header) { 0 };
     cairn_pusher_on_lost(&owner->forward.pusher, 0);
-    cairn_relay_fetch_lost(owner);
+    relay_fetch_lost(owner);
 }
 
 static void down(struct cairn_chunk_link *link, cairn_status why)
@@ -657,7 +653,7 @@ static void down(struct cairn_chunk_link *link, cairn_status why)
     const struct cairn_relay_owner *owner = owner_of(link);
     cairn_log_info("job %s: the relay lost shard %s: %s", owner->relay->job->spec.name, owner->name,
                    cairn_status_text((int)why));
-    cairn_relay_wake(shard_of(owner));
+    relay_wake(shard_of(owner));
 }
 
 static void starved(struct cairn_chunk_link *link)
@@ -694,13 +690,13 @@ static void relay_link_open(struct cairn_relay_owner *owner)
     owner->link.hands = &hands;
 }
 
-void cairn_relay_link_close(struct cairn_relay_owner *owner)
+void relay_link_close(struct cairn_relay_owner *owner)
 {
     if (shard_of(owner)->closing)
         cairn_chunk_link_forget(&owner->link);
     else
         cairn_chunk_link_close(&owner->link);
-    cairn_relay_wake(shard_of(owner)); // it is told, and connected again, by a tick
+    relay_wake(shard_of(owner)); // it is told, and connected again, by a tick
 }
 
 /* An owner that is hung, the coordinator notices. This one it hears, and we do not: the way between is
@@ -708,14 +704,14 @@ void cairn_relay_link_close(struct cairn_relay_owner *owner)
 static void judge_silence(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
     if (cairn_chunk_link_silent_ms(&owner->link, now_ms) < owner->relay->silent_max_ms) return;
-    cairn_relay_give_up(owner->relay, "shard %s does not answer shard %s", owner->name,
-                        shard_of(owner)->name);
+    relay_give_up(owner->relay, "shard %s does not answer shard %s", owner->name,
+                  shard_of(owner)->name);
 }
 
 /* Connects, retries, breaks a silence; tells relay_cache.c and relay_cache.c of a loss. */
 static void relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
-    if (owner->link.peer != NULL) cairn_relay_fetch_tick(owner);
+    if (owner->link.peer != NULL) relay_fetch_tick(owner);
     cairn_chunk_link_tick(&owner->link, owner->relay->leaving ? NULL : shard_of(owner)->fabric,
                           owner->address, owner->address_bytes, now_ms);
     judge_silence(owner, now_ms);
@@ -725,7 +721,7 @@ static void relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 static void relay_link_on_hello(struct cairn_relay_owner *owner,
                                 const struct cairn_chunk_header *header)
 {
-    if (cairn_chunk_link_on_hello(&owner->link, header->request)) cairn_relay_fetch_lost(owner);
+    if (cairn_chunk_link_on_hello(&owner->link, header->request)) relay_fetch_lost(owner);
     cairn_pusher_on_hello(&owner->forward.pusher, 0, header->request);
 }
 
@@ -742,13 +738,12 @@ static void refuse(struct cairn_member *member, const struct cairn_chunk_header 
                    const struct cairn_relay_owner *owner, cairn_status status, const char *why)
 {
     member->job->shard->stats.chunks_refused++;
-    cairn_log_limited(
-        &member->refusals, CAIRN_LOG_WARN, "refused to relay %s of job %s from %s: %s",
-        cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
+    log_limited(&member->refusals, CAIRN_LOG_WARN, "refused to relay %s of job %s from %s: %s",
+                cairn_chunk_kind_name(header->kind), member->job->spec.name, member->name, why);
     struct cairn_chunk_header echoed = *header;
     if (header->kind != CAIRN_CHUNK_PUSH) echoed.tensor = 0;
-    cairn_member_refuse_for(member, &echoed, status,
-                            owner != NULL ? owner->index : member->job->view->table.map.shard);
+    member_refuse_for(member, &echoed, status,
+                      owner != NULL ? owner->index : member->job->view->table.map.shard);
 }
 
 /* ---- contributions ---- */
@@ -756,13 +751,13 @@ static void refuse(struct cairn_member *member, const struct cairn_chunk_header 
 /* Memory for a payload that does not lie in this host's shared memory. */
 static bool take_memory(struct cairn_relay *relay, size_t bytes)
 {
-    struct cairn_shard_job *job = relay->job;
+    struct shard_job *job = relay->job;
     struct cairn_shard *shard = job->shard;
     struct cairn_sentence why;
     uint64_t *kind = &job->memory.staging;
-    if (cairn_shard_job_take(job, kind, bytes, "a payload to relay", &why) == CAIRN_OK) {
+    if (shard_job_take(job, kind, bytes, "a payload to relay", &why) == CAIRN_OK) {
         relay->collect.memory = malloc(bytes);
-        if (relay->collect.memory == NULL) cairn_shard_job_give(job, kind, bytes);
+        if (relay->collect.memory == NULL) shard_job_give(job, kind, bytes);
     }
     const uint64_t now_ms = uv_now(shard->loop);
     if (relay->collect.memory != NULL)
@@ -770,10 +765,10 @@ static bool take_memory(struct cairn_relay *relay, size_t bytes)
     else if (relay->collect.roomless_since_ms == 0)
         relay->collect.roomless_since_ms = now_ms;
     else if (now_ms - relay->collect.roomless_since_ms >= relay->sums.pool.stuck_max_ms)
-        cairn_relay_give_up(relay,
-                            "there is no memory for what workers push by another way than memory "
-                            "of this host: raise memory.limit of shard %s",
-                            shard->name);
+        relay_give_up(relay,
+                      "there is no memory for what workers push by another way than memory "
+                      "of this host: raise memory.limit of shard %s",
+                      shard->name);
     return relay->collect.memory != NULL;
 }
 
@@ -782,7 +777,7 @@ static void give_memory(struct cairn_relay *relay, void **memory, size_t bytes)
     if (*memory == NULL) return;
     free(*memory);
     *memory = NULL;
-    cairn_shard_job_give(relay->job, &relay->job->memory.staging, bytes);
+    shard_job_give(relay->job, &relay->job->memory.staging, bytes);
 }
 
 static void on_push(struct cairn_relay *relay, struct cairn_member *member,
@@ -798,9 +793,8 @@ static void on_push(struct cairn_relay *relay, struct cairn_member *member,
         cairn_sentence_set(&why, "tensor %u, leaf %llu is of no shard that is relayed to",
                            header->tensor, (unsigned long long)header->first_leaf);
     else
-        status = cairn_collector_judge(&owner->collector, member, header, &chunk, &piece, &why);
-    if (status == CAIRN_OK &&
-        !cairn_collector_reads_view(&owner->collector, header, chunk, message) &&
+        status = collector_judge(&owner->collector, member, header, &chunk, &piece, &why);
+    if (status == CAIRN_OK && !collector_reads_view(&owner->collector, header, chunk, message) &&
         !take_memory(relay, (size_t)header->payload_bytes))
         status = cairn_fail(&why, CAIRN_ERR_BUSY,
                             "it does not come through memory of this host, and there is no room");
@@ -809,7 +803,7 @@ static void on_push(struct cairn_relay *relay, struct cairn_member *member,
         cairn_fabric_drop(message);
         return;
     }
-    cairn_collector_push(&owner->collector, header, chunk, &piece, message);
+    collector_push(&owner->collector, header, chunk, &piece, message);
     // It was not received.
     give_memory(relay, &relay->collect.memory, (size_t)header->payload_bytes);
 }
@@ -822,7 +816,7 @@ static struct cairn_relay_owner *owner_of_end(struct cairn_member *member,
 {
     struct cairn_relay *relay = cairn_relay_of(member->job);
     struct cairn_relay_owner *owner = NULL;
-    if (relay != NULL) owner = cairn_relay_owner_find(relay, header->tensor - 1);
+    if (relay != NULL) owner = relay_owner_find(relay, header->tensor - 1);
     if (owner == NULL)
         refuse(member, header, NULL, CAIRN_ERR_STALE, "nothing is relayed to that shard any more");
     return owner;
@@ -834,31 +828,31 @@ static uint32_t count_absent(const struct cairn_relay_owner *owner, const uint32
 {
     uint64_t absent = 0;
     for (size_t i = 0; i < count; i++)
-        absent += cairn_chunk_table_tensor(&owner->table, tensors[i]).count;
+        absent += chunk_table_tensor(&owner->table, tensors[i]).count;
     return (uint32_t)absent; // at most table.trained_count
 }
 
-void cairn_relay_on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
-                              const uint32_t *tensors, size_t count)
+void relay_on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+                        const uint32_t *tensors, size_t count)
 {
     struct cairn_relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
     struct cairn_relay *relay = owner->relay;
     cairn_relay_busy(relay);
-    struct cairn_step_event event = cairn_step_event_of(header);
+    struct step_event event = step_event_of(header);
     event.absent = count_absent(owner, tensors, count);
-    cairn_collector_step(&owner->collector, &event);
+    collector_step(&owner->collector, &event);
     cairn_relay_idle(relay);
 }
 
-void cairn_relay_on_commit(struct cairn_member *member, const struct cairn_chunk_header *header)
+void relay_on_commit(struct cairn_member *member, const struct cairn_chunk_header *header)
 {
     struct cairn_relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
     struct cairn_relay *relay = owner->relay;
     cairn_relay_busy(relay);
-    const struct cairn_step_event event = cairn_step_event_of(header);
-    cairn_collector_step(&owner->collector, &event);
+    const struct step_event event = step_event_of(header);
+    collector_step(&owner->collector, &event);
     cairn_relay_idle(relay);
 }
 
@@ -869,8 +863,8 @@ static bool is_ours(const struct cairn_relay *relay, uint64_t member)
     return false;
 }
 
-bool cairn_relay_on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
-                         struct cairn_fabric_message *message)
+bool relay_on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
+                   struct cairn_fabric_message *message)
 {
     struct cairn_relay *relay = cairn_relay_of(member->job);
     if (relay == NULL || relay->round == 0 || message == NULL || !is_ours(relay, member->number))
@@ -883,26 +877,26 @@ bool cairn_relay_on_push(struct cairn_member *member, const struct cairn_chunk_h
 
 /* ---- hands ---- */
 
-static struct cairn_relay_owner *relay_owner_of(const struct cairn_collector *collector)
+static struct cairn_relay_owner *relay_owner_of(const struct collector *collector)
 {
     return (struct cairn_relay_owner *)((char *)collector -
                                         offsetof(struct cairn_relay_owner, collector));
 }
 
-static bool takes_events(const struct cairn_collector *collector)
+static bool takes_events(const struct collector *collector)
 {
-    const struct cairn_shard_job *job = collector->job;
+    const struct shard_job *job = collector->job;
     return !relay_owner_of(collector)->relay->leaving && job->state != CAIRN_JOB_FAULTED &&
            job->state != CAIRN_JOB_LEAVING && !job->shard->closing;
 }
 
-static void act(struct cairn_collector *collector, const struct cairn_step_action *action)
+static void act(struct collector *collector, const struct step_action *action)
 {
     struct cairn_relay_owner *owner = relay_owner_of(collector);
     switch (action->kind) {
-    case CAIRN_STEP_FORWARD: cairn_relay_forward_chunk(owner, action->chunk, action->micro); break;
-    case CAIRN_STEP_FORWARD_END: cairn_relay_forward_micro_end(owner, action->micro); break;
-    case CAIRN_STEP_FORWARD_COMMIT: cairn_relay_forward_commit(owner, action->weight); break;
+    case CAIRN_STEP_FORWARD: relay_forward_chunk(owner, action->chunk, action->micro); break;
+    case CAIRN_STEP_FORWARD_END: relay_forward_micro_end(owner, action->micro); break;
+    case CAIRN_STEP_FORWARD_COMMIT: relay_forward_commit(owner, action->weight); break;
     case CAIRN_STEP_ANSWER: break; // the shard's own part answers
     case CAIRN_STEP_ZERO:          // of a core that updates only
     case CAIRN_STEP_REDUCE:
@@ -913,15 +907,15 @@ static void act(struct cairn_collector *collector, const struct cairn_step_actio
     }
 }
 
-static void send_for_owner(const struct cairn_collector *collector, struct cairn_member *member,
+static void send_for_owner(const struct collector *collector, struct cairn_member *member,
                            struct cairn_chunk_header *header)
 {
     if (header->kind == CAIRN_CHUNK_GRANT)
         header->tensor = 1 + relay_owner_of(collector)->relay->shard;
-    cairn_member_send_for(member, header, relay_owner_of(collector)->index);
+    member_send_for(member, header, relay_owner_of(collector)->index);
 }
 
-static cairn_status judge_piece(const struct cairn_collector *collector,
+static cairn_status judge_piece(const struct collector *collector,
                                 const struct cairn_member *member,
                                 const struct cairn_chunk_header *header,
                                 const struct cairn_chunk_place *place,
@@ -936,7 +930,7 @@ static cairn_status judge_piece(const struct cairn_collector *collector,
     return CAIRN_OK;
 }
 
-static void *slot_memory(struct cairn_collector *collector, uint32_t slot)
+static void *slot_memory(struct collector *collector, uint32_t slot)
 {
     struct cairn_relay *relay = relay_owner_of(collector)->relay;
     void *memory = relay->collect.memory;
@@ -950,34 +944,34 @@ static void slot_memory_back(struct cairn_slot *slot)
     give_memory(relay_owner_of(slot->collector)->relay, &slot->memory, slot->payload_bytes);
 }
 
-static void fold_told(struct cairn_collector *collector)
+static void fold_told(struct collector *collector)
 {
-    cairn_relay_sums_advance(relay_owner_of(collector)->relay);
+    relay_sums_advance(relay_owner_of(collector)->relay);
 }
 
-static void no_page(struct cairn_collector *collector)
+static void no_page(struct collector *collector)
 {
-    cairn_relay_give_up(relay_owner_of(collector)->relay,
-                        "this host has no page for a sum: it is out of memory");
+    relay_give_up(relay_owner_of(collector)->relay,
+                  "this host has no page for a sum: it is out of memory");
 }
 
-static void busy(struct cairn_collector *collector)
+static void busy(struct collector *collector)
 {
     cairn_relay_busy(relay_owner_of(collector)->relay);
 }
 
-static void idle(struct cairn_collector *collector)
+static void idle(struct collector *collector)
 {
     cairn_relay_idle(relay_owner_of(collector)->relay);
 }
 
-static struct cairn_compute *on_host(const struct cairn_collector *collector, uint32_t chunk)
+static struct cairn_compute *on_host(const struct collector *collector, uint32_t chunk)
 {
     (void)chunk;
     return &collector->job->shard->host;
 }
 
-static const struct cairn_collector_hands for_owner = {
+static const struct collector_hands for_owner = {
     .takes_events = takes_events,
     .act = act,
     .send = send_for_owner,
@@ -994,23 +988,23 @@ static const struct cairn_collector_hands for_owner = {
     .idle = idle,
 };
 
-cairn_status cairn_relay_collect(struct cairn_relay_owner *owner)
+cairn_status relay_collect(struct cairn_relay_owner *owner)
 {
     struct cairn_relay *relay = owner->relay;
-    const struct cairn_step_config config = {
+    const struct step_config config = {
         .chunk_count = owner->table.trained_count,
         .window = relay->job->spec.window,
         .member_max = relay->member_count,
-        .folds_wanted = cairn_compute_items_wanted(&relay->job->shard->host),
+        .folds_wanted = compute_items_wanted(&relay->job->shard->host),
         .forwards = true,
     };
-    if (cairn_step_bytes(&config) == 0) return CAIRN_ERR_NO_MEMORY;
-    return cairn_collector_open(&owner->collector, &(struct cairn_collector_options) {
-                                                       .hands = &for_owner,
-                                                       .job = relay->job,
-                                                       .table = &owner->table,
-                                                       .shard_name = owner->name,
-                                                       .step = &config,
-                                                       .actions = &relay->collect.actions,
-                                                   });
+    if (step_bytes(&config) == 0) return CAIRN_ERR_NO_MEMORY;
+    return collector_open(&owner->collector, &(struct collector_options) {
+                                                 .hands = &for_owner,
+                                                 .job = relay->job,
+                                                 .table = &owner->table,
+                                                 .shard_name = owner->name,
+                                                 .step = &config,
+                                                 .actions = &relay->collect.actions,
+                                             });
 }

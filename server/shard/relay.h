@@ -50,8 +50,8 @@
 struct cairn_relay_owner;
 
 /* Which tensors a micro-batch had nothing of, as its end says. Kept until the round is over. */
-struct cairn_relay_note {
-    struct cairn_relay_note *next;
+struct relay_note {
+    struct relay_note *next;
     uint32_t micro;
     size_t count;
     uint32_t tensors[]; /* [count] ascending */
@@ -61,23 +61,23 @@ struct cairn_relay_forward {
     struct cairn_pusher pusher;
     struct cairn_chunk_header grant; /* the owner's last one; kind 0: none on this connection */
     bool *sent; /* owned: [table.trained_count] chunks forwarded in the micro-batch at hand */
-    struct cairn_relay_note *notes; /* owned */
+    struct relay_note *notes; /* owned */
 };
 
 /* The machine's memory. CAIRN_ERR_NO_MEMORY: too many chunks, too. */
-CAIRN_MUST_CHECK cairn_status cairn_relay_forward_open(struct cairn_relay_owner *owner);
-void cairn_relay_forward_close(struct cairn_relay_owner *owner);
+CAIRN_MUST_CHECK cairn_status relay_forward_open(struct cairn_relay_owner *owner);
+void relay_forward_close(struct cairn_relay_owner *owner);
 /* A round opened. */
-void cairn_relay_forward_begin(struct cairn_relay_owner *owner, uint64_t epoch, uint64_t round);
+void relay_forward_begin(struct cairn_relay_owner *owner, uint64_t epoch, uint64_t round);
 /* The round is void, or resolved. */
-void cairn_relay_forward_end(struct cairn_relay_owner *owner);
+void relay_forward_end(struct cairn_relay_owner *owner);
 /* The chunk's sum is final: its buffer, by owner->buffers.sums, is sent. */
-void cairn_relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32_t micro);
-void cairn_relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t micro);
-void cairn_relay_forward_commit(struct cairn_relay_owner *owner, uint64_t weight);
+void relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32_t micro);
+void relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t micro);
+void relay_forward_commit(struct cairn_relay_owner *owner, uint64_t weight);
 /* GRANT, ACK, NAK, MICRO_ACK. */
-void cairn_relay_forward_on_answer(struct cairn_relay_owner *owner,
-                                   const struct cairn_chunk_header *header);
+void relay_forward_on_answer(struct cairn_relay_owner *owner,
+                             const struct cairn_chunk_header *header);
 
 /* ==== owner ==== */
 
@@ -91,15 +91,15 @@ struct cairn_relay_owner {
     struct cairn_relay *relay; /* borrowed */
     uint32_t index;            /* in the relay's layout */
     char name[64];
-    struct cairn_chunk_table table; /* owned: its part */
+    struct chunk_table table; /* owned: its part */
 
     uint8_t *address; /* owned */
     size_t address_bytes;
     struct cairn_chunk_link link;
     struct cairn_asker asker; /* while relay->fetches is there: its requests are the cache's */
 
-    struct cairn_collector collector;
-    struct cairn_buffer_owner buffers; /* of the sums; buffers.sums is owned */
+    struct collector collector;
+    struct buffer_owner buffers; /* of the sums; buffers.sums is owned */
     struct cairn_relay_forward forward;
 };
 
@@ -108,49 +108,49 @@ struct cairn_relay_owner {
 /* Connections of a relay to the owners (proto/link/chunk_link.h); an owner may be this very shard. */
 
 /* The owner has not answered something. */
-void cairn_relay_link_close(struct cairn_relay_owner *owner);
+void relay_link_close(struct cairn_relay_owner *owner);
 
 /* ==== sums ==== */
 
 /* The sums of a relay: the buffers that they lie in, and the folds that make them. */
 
-struct cairn_relay_sums {
-    struct cairn_buffer_pool pool; /* who gets a buffer, and who waits; pool.buffers is owned */
+struct relay_sums {
+    struct buffer_pool pool; /* who gets a buffer, and who waits; pool.buffers is owned */
     /* [pool.count][buffer_bytes] a page that was never touched is none */
-    struct cairn_arena arena;
+    struct arena arena;
     size_t buffer_bytes;
     uint32_t reserved; /* buffers that the shard's budget counts from the start, touched or not */
-    struct cairn_log_limit starving;
+    struct log_limit starving;
 };
 
 /* A buffer is free, or may be taken: folds that wait go on. */
-void cairn_relay_sums_advance(struct cairn_relay *relay);
+void relay_sums_advance(struct cairn_relay *relay);
 
 /* The round is void: folds that wait are not done, and the sums are nobody's. Before the core drains. */
-float *cairn_relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer);
+float *relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer);
 
 /* ==== collect ==== */
 
 /* Collects what workers contribute by way of a relay, with one collector for each owner. */
 
 /* Shared by the collectors of all owners. */
-struct cairn_relay_collect {
-    struct cairn_step_actions actions; /* owned: of the core that is told something */
+struct relay_collect {
+    struct step_actions actions; /* owned: of the core that is told something */
     void *memory; /* owned: for the payload that a core is being told of, if it cannot be viewed */
     uint64_t roomless_since_ms; /* since then payloads are refused for lack of memory; 0: none is */
 };
 
 /* A PUSH of a worker: false if it is meant for the shard's own part of the job. Takes or drops the message
  * if not. */
-bool cairn_relay_on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
-                         struct cairn_fabric_message *message);
+bool relay_on_push(struct cairn_member *member, const struct cairn_chunk_header *header,
+                   struct cairn_fabric_message *message);
 /* MICRO_END and COMMIT that name an owner (header->tensor), with a list of untouched tensors that is judged
  * to be ascending and of trained ones. */
-void cairn_relay_on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
-                              const uint32_t *tensors, size_t count);
-void cairn_relay_on_commit(struct cairn_member *member, const struct cairn_chunk_header *header);
+void relay_on_micro_end(struct cairn_member *member, const struct cairn_chunk_header *header,
+                        const uint32_t *tensors, size_t count);
+void relay_on_commit(struct cairn_member *member, const struct cairn_chunk_header *header);
 /* The owner's collector. CAIRN_ERR_NO_MEMORY. Who tells it something holds the relay: cairn_relay_busy. */
-CAIRN_MUST_CHECK cairn_status cairn_relay_collect(struct cairn_relay_owner *owner);
+CAIRN_MUST_CHECK cairn_status relay_collect(struct cairn_relay_owner *owner);
 
 /* ==== fetch ==== */
 
@@ -158,41 +158,40 @@ CAIRN_MUST_CHECK cairn_status cairn_relay_collect(struct cairn_relay_owner *owne
  * the owners. */
 
 struct cairn_member;
-struct cairn_relay_fetches;
+struct relay_fetches;
 
 /* Called with the relay: memory is taken from the shard's budget as it is needed, up to its bound. Without
  * room for a chunk there is no cache, and every FETCH is told to ask the owner. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_relay_fetch_open(struct cairn_relay *relay,
-                                                     struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status relay_fetch_open(struct cairn_relay *relay,
+                                               struct cairn_sentence *why);
 /* Who waits is told to ask the owner. Freed if nothing is in flight, or the fabric is closed; else by the
  * next call. */
-void cairn_relay_fetch_close(struct cairn_relay *relay);
+void relay_fetch_close(struct cairn_relay *relay);
 /* A FETCH of a member for a chunk that is not of this shard. Takes or drops the message (the box of a
  * CAIRN_TILE_BOX fetch). NAK NOT_FOUND: there is no relay, or it is not for that: the owner is to be
  * asked. */
-void cairn_relay_fetch(struct cairn_member *member, const struct cairn_chunk_header *header,
-                       struct cairn_fabric_message *message);
+void relay_fetch(struct cairn_member *member, const struct cairn_chunk_header *header,
+                 struct cairn_fabric_message *message);
 /* The member is gone: it waits for nothing any more. */
-void cairn_relay_fetch_forget(struct cairn_relay *relay, uint64_t member);
+void relay_fetch_forget(struct cairn_relay *relay, uint64_t member);
 
 /* ---- relay_cache.c ---- */
 /* DATA or NAK of one of our FETCHes (request has CAIRN_REQUEST_OF_ASKER set). Takes or drops it. */
-void cairn_relay_fetch_on_answer(struct cairn_relay_owner *owner,
-                                 const struct cairn_chunk_header *header,
-                                 struct cairn_fabric_message *message);
+void relay_fetch_on_answer(struct cairn_relay_owner *owner, const struct cairn_chunk_header *header,
+                           struct cairn_fabric_message *message);
 /* Called by relay.c while the owner is connected: asks again for what the owner had no time for. */
-void cairn_relay_fetch_tick(struct cairn_relay_owner *owner);
+void relay_fetch_tick(struct cairn_relay_owner *owner);
 /* The connection, or the owner's connection to us, is lost: unanswered requests are asked again. */
-void cairn_relay_fetch_lost(struct cairn_relay_owner *owner);
-bool cairn_relay_fetch_waits(const struct cairn_relay_owner *owner);
+void relay_fetch_lost(struct cairn_relay_owner *owner);
+bool relay_fetch_waits(const struct cairn_relay_owner *owner);
 
 /* ==== relay ==== */
 
 struct cairn_relay {
-    struct cairn_relay *next;      /* of the job's: the first may work, others end */
-    struct cairn_shard_job *job;   /* borrowed */
-    struct cairn_shard_view *view; /* counted: by its layout they are owners */
-    uint32_t shard;                /* our own index in it */
+    struct cairn_relay *next; /* of the job's: the first may work, others end */
+    struct shard_job *job;    /* borrowed */
+    struct shard_view *view;  /* counted: by its layout they are owners */
+    uint32_t shard;           /* our own index in it */
     uint64_t number, token;
     uint64_t *members; /* owned: [member_count] by rank */
     uint32_t member_count;
@@ -204,39 +203,37 @@ struct cairn_relay {
     uint32_t busy;          /* folds, loans and messages that refer to it */
     uint64_t silent_max_ms; /* so long an owner may not answer; then the relay is given up */
 
-    struct cairn_relay_collect collect;
-    struct cairn_relay_sums sums;
-    struct cairn_relay_fetches *fetches; /* owned; NULL: they are closed */
+    struct relay_collect collect;
+    struct relay_sums sums;
+    struct relay_fetches *fetches; /* owned; NULL: they are closed */
 };
 
 /* Replaces the relay of the job. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY: there is none then. */
-CAIRN_MUST_CHECK cairn_status cairn_relay_set(struct cairn_shard_job *job,
-                                              const Cairn__RelaySet *message,
+CAIRN_MUST_CHECK cairn_status cairn_relay_set(struct shard_job *job, const Cairn__RelaySet *message,
                                               struct cairn_sentence *why);
 /* The job's relay that works; NULL: none. */
-struct cairn_relay *cairn_relay_of(const struct cairn_shard_job *job);
-struct cairn_relay_owner *cairn_relay_owner_find(struct cairn_relay *relay, uint32_t index);
+struct cairn_relay *cairn_relay_of(const struct shard_job *job);
+struct cairn_relay_owner *relay_owner_find(struct cairn_relay *relay, uint32_t index);
 /* The owner of a chunk of the grid; NULL: no owner of this relay. */
-void cairn_relay_on_fence(struct cairn_shard_job *job, uint64_t epoch);
-void cairn_relay_on_resolve(struct cairn_shard_job *job, uint64_t epoch);
+void relay_on_fence(struct shard_job *job, uint64_t epoch);
+void relay_on_resolve(struct shard_job *job, uint64_t epoch);
 /* A round is open. CAIRN_ERR_PROTOCOL: it names a relay that there is not. */
-CAIRN_MUST_CHECK cairn_status cairn_relay_on_open(struct cairn_shard_job *job,
-                                                  const Cairn__RoundOpen *message);
+CAIRN_MUST_CHECK cairn_status relay_on_open(struct shard_job *job, const Cairn__RoundOpen *message);
 /* A worker's connection is UP or DOWN. */
-void cairn_relay_on_peer(struct cairn_member *member, enum cairn_step_event_kind kind);
+void relay_on_peer(struct cairn_member *member, enum step_event_kind kind);
 /* A message that an owner sent to a relay; false: it is not one. Takes or drops the message if so. */
-bool cairn_relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
-                            struct cairn_fabric_message *message);
+bool relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
+                      struct cairn_fabric_message *message);
 /* Ends all relays of a job. */
-void cairn_relay_leave(struct cairn_shard_job *job);
+void relay_leave(struct shard_job *job);
 /* Frees all relays of a job: nothing is in flight, or the fabric and the pools are closed. */
-void cairn_relay_free_all(struct cairn_shard_job *job);
+void relay_free_all(struct shard_job *job);
 /* Gives the relay up: what it has of the round cannot be passed on, nor will it be. The coordinator
  * is told once and goes on without the relay, since all would wait for a relay that is silent. */
-void cairn_relay_give_up(struct cairn_relay *relay, const char *format, ...)
+void relay_give_up(struct cairn_relay *relay, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* There is something to wait for: ticks begin. */
-void cairn_relay_wake(struct cairn_shard *shard);
+void relay_wake(struct cairn_shard *shard);
 void cairn_relay_busy(struct cairn_relay *relay);
 void cairn_relay_idle(struct cairn_relay *relay); /* may free it, and its job */
 
@@ -253,15 +250,15 @@ void cairn_relay_idle(struct cairn_relay *relay); /* may free it, and its job */
  * Places are of one size, the largest chunk's, and taken from the shard's budget as they are touched first,
  * up to a bound. Loop thread only. */
 
-struct cairn_relay_entry;
+struct relay_entry;
 
-enum cairn_relay_entry_state {
+enum relay_entry_state {
     CAIRN_RELAY_ENTRY_FREE = 0,
     CAIRN_RELAY_ENTRY_COMING,
     CAIRN_RELAY_ENTRY_HERE
 };
 
-enum cairn_relay_want_state {
+enum relay_want_state {
     CAIRN_RELAY_WANT_FREE = 0,
     CAIRN_RELAY_WANT_PLACE, /* waits for an entry to be free */
     CAIRN_RELAY_WANT_ENTRY, /* waits for its entry to come, with others */
@@ -269,21 +266,21 @@ enum cairn_relay_want_state {
 };
 
 /* A worker's FETCH. */
-struct cairn_relay_want {
-    STAILQ_ENTRY(cairn_relay_want) link;
-    enum cairn_relay_want_state state;
+struct relay_want {
+    STAILQ_ENTRY(relay_want) link;
+    enum relay_want_state state;
     struct cairn_relay_owner *owner;  /* borrowed */
     uint64_t chunk;                   /* of the owner's map */
-    struct cairn_relay_entry *entry;  /* borrowed; of WANT_ENTRY and WANT_SENT */
+    struct relay_entry *entry;        /* borrowed; of WANT_ENTRY and WANT_SENT */
     struct cairn_chunk_header header; /* as the worker sent it */
     enum cairn_way way;               /* of the answer */
 };
-STAILQ_HEAD(cairn_relay_wants, cairn_relay_want);
+STAILQ_HEAD(cairn_relay_wants, relay_want);
 
-struct cairn_relay_entry {
-    TAILQ_ENTRY(cairn_relay_entry) link; /* among those at rest, or those that are free */
-    struct cairn_relay_entry *next;      /* in its bucket */
-    enum cairn_relay_entry_state state;
+struct relay_entry {
+    TAILQ_ENTRY(relay_entry) link; /* among those at rest, or those that are free */
+    struct relay_entry *next;      /* in its bucket */
+    enum relay_entry_state state;
     struct cairn_chunk_request request; /* to its owner, while it is COMING */
     bool is_had;                        /* every member has had it; at rest it is in cache->had */
     uint32_t sends;                     /* how many are under way */
@@ -295,17 +292,17 @@ struct cairn_relay_entry {
     uint64_t checksum;
     struct cairn_relay_wants wants; /* until it is HERE */
 };
-TAILQ_HEAD(cairn_relay_entries, cairn_relay_entry);
+TAILQ_HEAD(cairn_relay_entries, relay_entry);
 
-struct cairn_relay_cache {
-    struct cairn_shard_job *job; /* borrowed */
-    struct cairn_arena memory;   /* [entry_max][place_bytes] */
+struct relay_cache {
+    struct shard_job *job; /* borrowed */
+    struct arena memory;   /* [entry_max][place_bytes] */
     size_t place_bytes;
-    uint32_t entry_max;                 /* as many as there are addresses for */
-    uint32_t entry_count;               /* those whose memory was taken from the budget */
-    uint64_t budget_bytes;              /* taken from the budget in all */
-    struct cairn_relay_entry *entries;  /* owned: [entry_max], an entry's place is its index */
-    struct cairn_relay_entry **buckets; /* owned: [bucket_count], a power of two */
+    uint32_t entry_max;           /* as many as there are addresses for */
+    uint32_t entry_count;         /* those whose memory was taken from the budget */
+    uint64_t budget_bytes;        /* taken from the budget in all */
+    struct relay_entry *entries;  /* owned: [entry_max], an entry's place is its index */
+    struct relay_entry **buckets; /* owned: [bucket_count], a power of two */
     uint32_t bucket_count;
     uint32_t member_words;
     uint64_t *had_by;                     /* owned: [entry_max][member_words] bits, by rank */
@@ -316,38 +313,37 @@ struct cairn_relay_cache {
 
 /* For what the relay's owners but its own shard have, up to shard->relay_cache_bytes; entry_max 0: there is
  * no room for a chunk. CAIRN_ERR_NO_MEMORY: nothing is held. */
-CAIRN_MUST_CHECK cairn_status cairn_relay_cache_open(const struct cairn_relay *relay,
-                                                     struct cairn_relay_cache *cache,
-                                                     struct cairn_sentence *why);
-void cairn_relay_cache_release(struct cairn_relay_cache *cache);
+CAIRN_MUST_CHECK cairn_status relay_cache_open(const struct cairn_relay *relay,
+                                               struct relay_cache *cache,
+                                               struct cairn_sentence *why);
+void relay_cache_release(struct relay_cache *cache);
 
 /* NULL: the chunk is not here, and is not COMING. */
-struct cairn_relay_entry *cairn_relay_cache_find(const struct cairn_relay_cache *cache,
-                                                 const struct cairn_relay_owner *owner,
-                                                 uint64_t chunk, struct cairn_version version);
+struct relay_entry *relay_cache_find(const struct relay_cache *cache,
+                                     const struct cairn_relay_owner *owner, uint64_t chunk,
+                                     struct cairn_version version);
 /* A new entry for a chunk that is not found. It is COMING: the caller asks for it. NULL: every place is in
  * use. */
-struct cairn_relay_entry *cairn_relay_cache_take(struct cairn_relay_cache *cache,
-                                                 struct cairn_relay_owner *owner, uint64_t chunk,
-                                                 struct cairn_version version);
+struct relay_entry *relay_cache_take(struct relay_cache *cache, struct cairn_relay_owner *owner,
+                                     uint64_t chunk, struct cairn_version version);
 
 /* A send of the entry begins: it is not at rest. */
-void cairn_relay_cache_lend(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry);
+void relay_cache_lend(struct relay_cache *cache, struct relay_entry *entry);
 /* The send ended. `member`: the rank among the relay's members of who has had the entry by it; UINT32_MAX:
  * nobody. */
-void cairn_relay_cache_return(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry,
-                              uint32_t member, uint32_t member_count);
+void relay_cache_return(struct relay_cache *cache, struct relay_entry *entry, uint32_t member,
+                        uint32_t member_count);
 /* The entry's bytes are here: it is HERE, at rest until it is lent. */
-void cairn_relay_cache_arrived(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry);
+void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry);
 
 /* ==== fetches ==== */
 
 /* Shared by fetch.c and relay_cache.c. Private to them. */
 
-struct cairn_relay_fetches {
+struct relay_fetches {
     struct cairn_relay *relay; /* borrowed */
-    struct cairn_relay_cache cache;
-    struct cairn_relay_want *wants; /* owned: [want_count] as many as all members may have */
+    struct relay_cache cache;
+    struct relay_want *wants; /* owned: [want_count] as many as all members may have */
     uint32_t want_count;
     uint32_t under_way; /* sends and receives */
     struct cairn_relay_wants wants_free, without_place;

@@ -10,15 +10,14 @@
 
 /* ---- the table ---- */
 
-static void relay_fetch_refuse_all(struct cairn_relay_fetches *fetches,
-                                   struct cairn_relay_entry *entry, cairn_status status);
-static void relay_fetch_send_all(struct cairn_relay_fetches *fetches,
-                                 struct cairn_relay_entry *entry);
-static void relay_fetch_serve(struct cairn_relay_fetches *fetches);
+static void relay_fetch_refuse_all(struct relay_fetches *fetches, struct relay_entry *entry,
+                                   cairn_status status);
+static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_entry *entry);
+static void relay_fetch_serve(struct relay_fetches *fetches);
 
-static struct cairn_relay_entry **bucket_of(const struct cairn_relay_cache *cache,
-                                            const struct cairn_relay_owner *owner, uint64_t chunk,
-                                            struct cairn_version version)
+static struct relay_entry **bucket_of(const struct relay_cache *cache,
+                                      const struct cairn_relay_owner *owner, uint64_t chunk,
+                                      struct cairn_version version)
 {
     const uint64_t odd = 0x9e3779b97f4a7c15ull;
     uint64_t hash = (chunk + 1) * odd ^ (uint64_t)owner->index;
@@ -27,38 +26,37 @@ static struct cairn_relay_entry **bucket_of(const struct cairn_relay_cache *cach
     return &cache->buckets[(hash ^ hash >> 31) & (cache->bucket_count - 1)];
 }
 
-struct cairn_relay_entry *cairn_relay_cache_find(const struct cairn_relay_cache *cache,
-                                                 const struct cairn_relay_owner *owner,
-                                                 uint64_t chunk, struct cairn_version version)
+struct relay_entry *relay_cache_find(const struct relay_cache *cache,
+                                     const struct cairn_relay_owner *owner, uint64_t chunk,
+                                     struct cairn_version version)
 {
-    struct cairn_relay_entry *entry = *bucket_of(cache, owner, chunk, version);
+    struct relay_entry *entry = *bucket_of(cache, owner, chunk, version);
     while (entry != NULL && (entry->owner != owner || entry->chunk != chunk ||
                              cairn_version_compare(entry->version, version) != 0))
         entry = entry->next;
     return entry;
 }
 
-static void unlink_entry(const struct cairn_relay_cache *cache, struct cairn_relay_entry *entry)
+static void unlink_entry(const struct relay_cache *cache, struct relay_entry *entry)
 {
-    struct cairn_relay_entry **link = bucket_of(cache, entry->owner, entry->chunk, entry->version);
+    struct relay_entry **link = bucket_of(cache, entry->owner, entry->chunk, entry->version);
     while (*link != entry) link = &(*link)->next;
     *link = entry->next;
 }
 
 /* ---- at rest ---- */
 
-static uint64_t *had_by(const struct cairn_relay_cache *cache,
-                        const struct cairn_relay_entry *entry)
+static uint64_t *had_by(const struct relay_cache *cache, const struct relay_entry *entry)
 {
     return cache->had_by + (size_t)(entry - cache->entries) * cache->member_words;
 }
 
-static bool is_at_rest(const struct cairn_relay_entry *entry)
+static bool is_at_rest(const struct relay_entry *entry)
 {
     return entry->state == CAIRN_RELAY_ENTRY_HERE && entry->sends == 0;
 }
 
-static void rest(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry)
+static void rest(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(is_at_rest(entry));
     if (entry->is_had)
@@ -69,20 +67,20 @@ static void rest(struct cairn_relay_cache *cache, struct cairn_relay_entry *entr
         TAILQ_INSERT_TAIL(&cache->kept, entry, link);
 }
 
-static void rouse(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry)
+static void rouse(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(is_at_rest(entry));
     TAILQ_REMOVE(entry->is_had ? &cache->had : &cache->kept, entry, link);
 }
 
-void cairn_relay_cache_arrived(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry)
+void relay_cache_arrived(struct relay_cache *cache, struct relay_entry *entry)
 {
     entry->state = CAIRN_RELAY_ENTRY_HERE;
     if (cairn_version_compare(cache->newest, entry->version) < 0) cache->newest = entry->version;
     rest(cache, entry);
 }
 
-void cairn_relay_cache_lend(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry)
+void relay_cache_lend(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(entry->state == CAIRN_RELAY_ENTRY_HERE);
     if (entry->sends == 0) rouse(cache, entry);
@@ -97,8 +95,8 @@ static bool had_by_all(const uint64_t *bits, uint32_t member_count)
     return count == member_count;
 }
 
-void cairn_relay_cache_return(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry,
-                              uint32_t member, uint32_t member_count)
+void relay_cache_return(struct relay_cache *cache, struct relay_entry *entry, uint32_t member,
+                        uint32_t member_count)
 {
     uint64_t *bits = had_by(cache, entry);
     assert(entry->sends > 0);
@@ -109,32 +107,32 @@ void cairn_relay_cache_return(struct cairn_relay_cache *cache, struct cairn_rela
     if (--entry->sends == 0) rest(cache, entry);
 }
 
-static uint8_t *cairn_relay_cache_bytes(const struct cairn_relay_cache *cache,
-                                        const struct cairn_relay_entry *entry)
+static uint8_t *cairn_relay_cache_bytes(const struct relay_cache *cache,
+                                        const struct relay_entry *entry)
 {
     return cache->memory.base + (size_t)(entry - cache->entries) * cache->place_bytes;
 }
 
 /* ---- places ---- */
 
-static cairn_status take_budget(struct cairn_relay_cache *cache, uint64_t bytes,
+static cairn_status take_budget(struct relay_cache *cache, uint64_t bytes,
                                 struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = cache->job;
-    const cairn_status status = cairn_shard_job_take(job, &job->memory.staging, bytes,
-                                                     "what is fetched for this host", why);
+    struct shard_job *job = cache->job;
+    const cairn_status status = shard_job_take(job, &job->memory.staging, bytes,
+                                               "what is fetched for this host", why);
     if (status == CAIRN_OK) cache->budget_bytes += bytes;
     return status;
 }
 
-static void give_budget(struct cairn_relay_cache *cache, uint64_t bytes)
+static void give_budget(struct relay_cache *cache, uint64_t bytes)
 {
-    cairn_shard_job_give(cache->job, &cache->job->memory.staging, bytes);
+    shard_job_give(cache->job, &cache->job->memory.staging, bytes);
     cache->budget_bytes -= bytes;
 }
 
 /* One more of the memory, if there is budget for it, and the host has the pages: workers read them. */
-static struct cairn_relay_entry *add_entry(struct cairn_relay_cache *cache)
+static struct relay_entry *add_entry(struct relay_cache *cache)
 {
     if (cache->entry_count == cache->entry_max) return NULL;
     if (take_budget(cache, cache->place_bytes, NULL) != CAIRN_OK) return NULL;
@@ -146,9 +144,9 @@ static struct cairn_relay_entry *add_entry(struct cairn_relay_cache *cache)
     return &cache->entries[cache->entry_count++];
 }
 
-static struct cairn_relay_entry *evict(struct cairn_relay_cache *cache)
+static struct relay_entry *evict(struct relay_cache *cache)
 {
-    struct cairn_relay_entry *entry = TAILQ_FIRST(&cache->had);
+    struct relay_entry *entry = TAILQ_FIRST(&cache->had);
     if (entry == NULL) entry = TAILQ_FIRST(&cache->kept);
     if (entry == NULL) return NULL;
     rouse(cache, entry);
@@ -156,9 +154,9 @@ static struct cairn_relay_entry *evict(struct cairn_relay_cache *cache)
     return entry;
 }
 
-static struct cairn_relay_entry *take_place(struct cairn_relay_cache *cache)
+static struct relay_entry *take_place(struct relay_cache *cache)
 {
-    struct cairn_relay_entry *entry = TAILQ_FIRST(&cache->free);
+    struct relay_entry *entry = TAILQ_FIRST(&cache->free);
     if (entry != NULL) {
         TAILQ_REMOVE(&cache->free, entry, link);
         return entry;
@@ -167,16 +165,15 @@ static struct cairn_relay_entry *take_place(struct cairn_relay_cache *cache)
     return entry != NULL ? entry : evict(cache);
 }
 
-struct cairn_relay_entry *cairn_relay_cache_take(struct cairn_relay_cache *cache,
-                                                 struct cairn_relay_owner *owner, uint64_t chunk,
-                                                 struct cairn_version version)
+struct relay_entry *relay_cache_take(struct relay_cache *cache, struct cairn_relay_owner *owner,
+                                     uint64_t chunk, struct cairn_version version)
 {
-    struct cairn_relay_entry *entry = take_place(cache);
+    struct relay_entry *entry = take_place(cache);
     if (entry == NULL) return NULL;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&owner->table.map, chunk);
     const cairn_dtype dtype = cache->job->spec.tensors[place.tensor].wire;
-    struct cairn_relay_entry **bucket = bucket_of(cache, owner, chunk, version);
-    *entry = (struct cairn_relay_entry) {
+    struct relay_entry **bucket = bucket_of(cache, owner, chunk, version);
+    *entry = (struct relay_entry) {
         .next = *bucket,
         .state = CAIRN_RELAY_ENTRY_COMING,
         .request = { .index = (uint32_t)(entry - cache->entries),
@@ -195,7 +192,7 @@ struct cairn_relay_entry *cairn_relay_cache_take(struct cairn_relay_cache *cache
 }
 
 /* A COMING entry is not to be had, and is not asked for any more: frees its place. */
-static void relay_cache_forget(struct cairn_relay_cache *cache, struct cairn_relay_entry *entry)
+static void relay_cache_forget(struct relay_cache *cache, struct relay_entry *entry)
 {
     assert(entry->sends == 0 && STAILQ_EMPTY(&entry->wants));
     assert(entry->state == CAIRN_RELAY_ENTRY_COMING && entry->request.state == CAIRN_REQUEST_IDLE);
@@ -210,7 +207,7 @@ static void relay_cache_forget(struct cairn_relay_cache *cache, struct cairn_rel
  * larger than the first. */
 static uint64_t measure(const struct cairn_relay *relay, size_t *largest_out)
 {
-    const struct cairn_shard_job *job = relay->job;
+    const struct shard_job *job = relay->job;
     uint64_t count = 0;
     *largest_out = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++) {
@@ -230,13 +227,13 @@ static uint64_t measure(const struct cairn_relay *relay, size_t *largest_out)
 }
 
 /* The bytes of the tables, which are there whether or not anything is fetched. */
-static uint64_t table_bytes(const struct cairn_relay_cache *cache)
+static uint64_t table_bytes(const struct relay_cache *cache)
 {
     return cache->entry_max * (sizeof *cache->entries + cache->member_words * sizeof(uint64_t)) +
-           cache->bucket_count * sizeof(struct cairn_relay_entry *);
+           cache->bucket_count * sizeof(struct relay_entry *);
 }
 
-static cairn_status open_tables(struct cairn_relay_cache *cache, struct cairn_sentence *why)
+static cairn_status open_tables(struct relay_cache *cache, struct cairn_sentence *why)
 {
     cairn_status status = take_budget(cache, table_bytes(cache), why);
     if (status != CAIRN_OK) return status;
@@ -245,17 +242,16 @@ static cairn_status open_tables(struct cairn_relay_cache *cache, struct cairn_se
     cache->had_by = calloc(cache->entry_max, cache->member_words * sizeof *cache->had_by);
     if (cache->entries == NULL || cache->buckets == NULL || cache->had_by == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for what is fetched for this host");
-    return cairn_arena_open_shared(cairn_home_host(), "cairn-relay-cache",
-                                   (uint64_t)cache->entry_max * cache->place_bytes, &cache->memory,
-                                   why);
+    return arena_open_shared(cairn_home_host(), "cairn-relay-cache",
+                             (uint64_t)cache->entry_max * cache->place_bytes, &cache->memory, why);
 }
 
-cairn_status cairn_relay_cache_open(const struct cairn_relay *relay,
-                                    struct cairn_relay_cache *cache, struct cairn_sentence *why)
+cairn_status relay_cache_open(const struct cairn_relay *relay, struct relay_cache *cache,
+                              struct cairn_sentence *why)
 {
     size_t largest;
     uint64_t count = measure(relay, &largest);
-    *cache = (struct cairn_relay_cache) {
+    *cache = (struct relay_cache) {
         .job = relay->job,
         .memory = CAIRN_ARENA_NONE,
         .place_bytes = (largest + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN,
@@ -274,16 +270,16 @@ cairn_status cairn_relay_cache_open(const struct cairn_relay *relay,
     while (cache->bucket_count < cache->entry_max) cache->bucket_count *= 2;
     const cairn_status status = open_tables(cache, why);
     if (status != CAIRN_OK) {
-        cairn_relay_cache_release(cache);
+        relay_cache_release(cache);
         return status;
     }
-    if (!cairn_arena_share(&cache->memory, cache->job->shard->fabric, NULL))
+    if (!arena_share(&cache->memory, cache->job->shard->fabric, NULL))
         cairn_log_warn("job %s: what is fetched for this host cannot be shared with it: it is sent",
                        cache->job->spec.name);
     return CAIRN_OK;
 }
 
-void cairn_relay_cache_release(struct cairn_relay_cache *cache)
+void relay_cache_release(struct relay_cache *cache)
 {
     cairn_release(cache->job->shard, &cache->memory);
     free(cache->entries);
@@ -304,16 +300,15 @@ void cairn_relay_cache_release(struct cairn_relay_cache *cache)
  * wait. Any other refusal may be meant for the relay and not for the worker: then the worker is
  * told to ask the owner itself (NOT_FOUND). */
 
-static struct cairn_relay_entry *entry_of(struct cairn_chunk_request *request)
+static struct relay_entry *entry_of(struct cairn_chunk_request *request)
 {
-    return (struct cairn_relay_entry *)((char *)request -
-                                        offsetof(struct cairn_relay_entry, request));
+    return (struct relay_entry *)((char *)request - offsetof(struct relay_entry, request));
 }
 
 /* Called by the owners' askers: sends the FETCH of an entry to its owner. */
 static cairn_status relay_ask_send(struct cairn_chunk_request *request)
 {
-    const struct cairn_relay_entry *entry = entry_of(request);
+    const struct relay_entry *entry = entry_of(request);
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&entry->owner->table.map,
                                                                  entry->chunk);
     struct cairn_chunk_header header = {
@@ -336,7 +331,7 @@ static cairn_status relay_ask_send(struct cairn_chunk_request *request)
 /* ---- answers ---- */
 
 /* It is asked again, or nobody gets it. */
-static void refused_ask(struct cairn_relay_entry *entry, uint64_t status)
+static void refused_ask(struct relay_entry *entry, uint64_t status)
 {
     const bool is_of_version = status == CAIRN_ERR_NOT_READY || status == CAIRN_ERR_VERSION_GONE;
     if (cairn_asker_again(&entry->owner->asker, &entry->request, status)) return;
@@ -346,13 +341,13 @@ static void refused_ask(struct cairn_relay_entry *entry, uint64_t status)
 
 static void on_received(void *arg, cairn_status status)
 {
-    struct cairn_relay_entry *entry = arg;
+    struct relay_entry *entry = arg;
     struct cairn_relay_owner *owner = entry->owner;
-    struct cairn_relay_fetches *fetches = owner->relay->fetches;
+    struct relay_fetches *fetches = owner->relay->fetches;
     const uint8_t *bytes = cairn_relay_cache_bytes(&fetches->cache, entry);
     fetches->under_way--;
     if (status == CAIRN_OK && cairn_chunk_checksum(bytes, entry->byte_count) == entry->checksum) {
-        cairn_relay_cache_arrived(&fetches->cache, entry);
+        relay_cache_arrived(&fetches->cache, entry);
         relay_fetch_send_all(fetches, entry);
     } else if (owner->link.lost) {
         cairn_asker_ask(&owner->asker, &entry->request);
@@ -361,12 +356,11 @@ static void on_received(void *arg, cairn_status status)
     }
     cairn_asker_pump(&owner->asker);
     relay_fetch_serve(fetches);
-    cairn_shard_job_settle(owner->relay->job);
+    shard_job_settle(owner->relay->job);
     cairn_chunk_link_loan_back(&owner->link);
 }
 
-static bool is_answer_to(const struct cairn_chunk_header *header,
-                         const struct cairn_relay_entry *entry)
+static bool is_answer_to(const struct cairn_chunk_header *header, const struct relay_entry *entry)
 {
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&entry->owner->table.map,
                                                                  entry->chunk);
@@ -377,7 +371,7 @@ static bool is_answer_to(const struct cairn_chunk_header *header,
            header->generation == entry->version.generation && header->step == entry->version.step;
 }
 
-static void receive(struct cairn_relay_fetches *fetches, struct cairn_relay_entry *entry,
+static void receive(struct relay_fetches *fetches, struct relay_entry *entry,
                     const struct cairn_chunk_header *header, struct cairn_fabric_message *message)
 {
     entry->checksum = header->checksum;
@@ -394,24 +388,23 @@ static void receive(struct cairn_relay_fetches *fetches, struct cairn_relay_entr
 }
 
 /* The entry that an answer is for, no longer in flight; NULL: of a former use or connection. */
-static struct cairn_relay_entry *entry_answered(struct cairn_relay_owner *owner,
-                                                const struct cairn_chunk_header *header)
+static struct relay_entry *entry_answered(struct cairn_relay_owner *owner,
+                                          const struct cairn_chunk_header *header)
 {
-    const struct cairn_relay_cache *cache = &owner->relay->fetches->cache;
+    const struct relay_cache *cache = &owner->relay->fetches->cache;
     const uint32_t index = (uint32_t)header->request;
     if (index >= cache->entry_count) return NULL;
-    struct cairn_relay_entry *entry = &cache->entries[index];
+    struct relay_entry *entry = &cache->entries[index];
     const bool is_its = entry->owner == owner &&
                         cairn_asker_answered(&owner->asker, &entry->request, header->request);
     return is_its ? entry : NULL;
 }
 
-void cairn_relay_fetch_on_answer(struct cairn_relay_owner *owner,
-                                 const struct cairn_chunk_header *header,
-                                 struct cairn_fabric_message *message)
+void relay_fetch_on_answer(struct cairn_relay_owner *owner, const struct cairn_chunk_header *header,
+                           struct cairn_fabric_message *message)
 {
-    struct cairn_relay_fetches *fetches = owner->relay->fetches;
-    struct cairn_relay_entry *entry = NULL;
+    struct relay_fetches *fetches = owner->relay->fetches;
+    struct relay_entry *entry = NULL;
     if (fetches != NULL && !owner->relay->leaving) entry = entry_answered(owner, header);
     if (entry != NULL && message != NULL && is_answer_to(header, entry)) {
         receive(fetches, entry, header, message);
@@ -425,31 +418,31 @@ void cairn_relay_fetch_on_answer(struct cairn_relay_owner *owner,
     if (entry == NULL) return;
     cairn_asker_pump(&owner->asker);
     relay_fetch_serve(fetches);
-    cairn_shard_job_settle(owner->relay->job);
+    shard_job_settle(owner->relay->job);
 }
 
 /* ---- losses ---- */
 
-void cairn_relay_fetch_tick(struct cairn_relay_owner *owner)
+void relay_fetch_tick(struct cairn_relay_owner *owner)
 {
-    struct cairn_relay_fetches *fetches = owner->relay->fetches;
+    struct relay_fetches *fetches = owner->relay->fetches;
     if (fetches == NULL) return;
     cairn_asker_retry(&owner->asker);
     relay_fetch_serve(fetches); // there may be memory again
 }
 
-void cairn_relay_fetch_lost(struct cairn_relay_owner *owner)
+void relay_fetch_lost(struct cairn_relay_owner *owner)
 {
-    struct cairn_relay_fetches *fetches = owner->relay->fetches;
+    struct relay_fetches *fetches = owner->relay->fetches;
     if (fetches == NULL || owner->relay->leaving) return;
     for (uint32_t i = 0; i < fetches->cache.entry_count; i++) {
-        struct cairn_relay_entry *entry = &fetches->cache.entries[i];
+        struct relay_entry *entry = &fetches->cache.entries[i];
         if (entry->owner == owner) cairn_asker_lost(&owner->asker, &entry->request);
     }
     cairn_asker_retry(&owner->asker);
 }
 
-bool cairn_relay_fetch_waits(const struct cairn_relay_owner *owner)
+bool relay_fetch_waits(const struct cairn_relay_owner *owner)
 {
     return owner->relay->fetches != NULL && cairn_asker_waits(&owner->asker);
 }
@@ -477,42 +470,41 @@ static uint32_t rank_of(const struct cairn_relay *relay, uint64_t member)
 /* ---- to workers ---- */
 
 /* It is over, however it ended. */
-static void want_end(struct cairn_relay_fetches *fetches, struct cairn_relay_want *want)
+static void want_end(struct relay_fetches *fetches, struct relay_want *want)
 {
-    struct cairn_member *member = cairn_member_find(fetches->relay->job, want->header.member);
+    struct cairn_member *member = member_find(fetches->relay->job, want->header.member);
     if (member != NULL && member->replies > 0) member->replies--;
     want->state = CAIRN_RELAY_WANT_FREE;
     STAILQ_INSERT_HEAD(&fetches->wants_free, want, link);
 }
 
-static void want_refuse(struct cairn_relay_fetches *fetches, struct cairn_relay_want *want,
-                        cairn_status status)
+static void want_refuse(struct relay_fetches *fetches, struct relay_want *want, cairn_status status)
 {
-    struct cairn_member *member = cairn_member_find(fetches->relay->job, want->header.member);
-    if (member != NULL) cairn_member_refuse_for(member, &want->header, status, want->owner->index);
+    struct cairn_member *member = member_find(fetches->relay->job, want->header.member);
+    if (member != NULL) member_refuse_for(member, &want->header, status, want->owner->index);
     want_end(fetches, want);
 }
 
 static void on_sent(void *arg, cairn_status status)
 {
-    struct cairn_relay_want *want = arg;
+    struct relay_want *want = arg;
     struct cairn_relay *relay = want->owner->relay;
-    struct cairn_relay_fetches *fetches = relay->fetches;
+    struct relay_fetches *fetches = relay->fetches;
     uint32_t rank = UINT32_MAX;
     fetches->under_way--;
     if (status == CAIRN_OK) {
         rank = rank_of(relay, want->header.member);
-        cairn_bytes_fetched(relay->job, want->header.member, want->entry->byte_count, want->way);
+        bytes_fetched(relay->job, want->header.member, want->entry->byte_count, want->way);
     }
-    cairn_relay_cache_return(&fetches->cache, want->entry, rank, relay->member_count);
+    relay_cache_return(&fetches->cache, want->entry, rank, relay->member_count);
     want_end(fetches, want);
     relay_fetch_serve(fetches);
     cairn_relay_idle(relay);
 }
 
 /* The header of an answer: as the worker asked, with what it gets. */
-static struct cairn_chunk_header data_header(const struct cairn_relay_want *want,
-                                             const struct cairn_relay_entry *entry)
+static struct cairn_chunk_header data_header(const struct relay_want *want,
+                                             const struct relay_entry *entry)
 {
     struct cairn_chunk_header header = want->header;
     header.kind = CAIRN_CHUNK_DATA;
@@ -523,16 +515,16 @@ static struct cairn_chunk_header data_header(const struct cairn_relay_want *want
     return header;
 }
 
-static void want_send(struct cairn_relay_fetches *fetches, struct cairn_relay_want *want,
-                      struct cairn_relay_entry *entry)
+static void want_send(struct relay_fetches *fetches, struct relay_want *want,
+                      struct relay_entry *entry)
 {
     struct cairn_relay *relay = fetches->relay;
-    const struct cairn_member *member = cairn_member_find(relay->job, want->header.member);
+    const struct cairn_member *member = member_find(relay->job, want->header.member);
     const struct cairn_chunk_header header = data_header(want, entry);
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     cairn_chunk_encode(&header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
-    cairn_relay_cache_lend(&fetches->cache, entry);
+    relay_cache_lend(&fetches->cache, entry);
     want->entry = entry;
     if (member != NULL && member->peer != NULL) {
         const void *payload = cairn_relay_cache_bytes(&fetches->cache, entry);
@@ -547,25 +539,24 @@ static void want_send(struct cairn_relay_fetches *fetches, struct cairn_relay_wa
         cairn_relay_busy(relay);
         return;
     }
-    cairn_relay_cache_return(&fetches->cache, entry, UINT32_MAX, relay->member_count);
+    relay_cache_return(&fetches->cache, entry, UINT32_MAX, relay->member_count);
     want_refuse(fetches, want, CAIRN_ERR_BUSY);
 }
 
 /* ---- who waits ---- */
 
 /* Gives the want what it asks for, or an entry to wait for. False: there is no place for one. */
-static bool serve(struct cairn_relay_fetches *fetches, struct cairn_relay_want *want)
+static bool serve(struct relay_fetches *fetches, struct relay_want *want)
 {
-    struct cairn_relay_cache *cache = &fetches->cache;
+    struct relay_cache *cache = &fetches->cache;
     const struct cairn_version version = { want->header.generation, want->header.step };
-    struct cairn_relay_entry *entry = cairn_relay_cache_find(cache, want->owner, want->chunk,
-                                                             version);
+    struct relay_entry *entry = relay_cache_find(cache, want->owner, want->chunk, version);
     if (entry != NULL && entry->state == CAIRN_RELAY_ENTRY_HERE) {
         want_send(fetches, want, entry);
         return true;
     }
     const bool is_new = entry == NULL;
-    if (is_new) entry = cairn_relay_cache_take(cache, want->owner, want->chunk, version);
+    if (is_new) entry = relay_cache_take(cache, want->owner, want->chunk, version);
     if (entry == NULL) return false;
     want->state = CAIRN_RELAY_WANT_ENTRY;
     want->entry = entry;
@@ -576,24 +567,24 @@ static bool serve(struct cairn_relay_fetches *fetches, struct cairn_relay_want *
 }
 
 /* A place may be at rest, or free: in the order in which they came, those who can be served are. */
-static void relay_fetch_serve(struct cairn_relay_fetches *fetches)
+static void relay_fetch_serve(struct relay_fetches *fetches)
 {
     if (fetches->relay->leaving || fetches->relay->job->shard->closing) return;
     struct cairn_relay_wants waiting = STAILQ_HEAD_INITIALIZER(waiting);
     STAILQ_CONCAT(&waiting, &fetches->without_place);
     while (!STAILQ_EMPTY(&waiting)) {
-        struct cairn_relay_want *want = STAILQ_FIRST(&waiting);
+        struct relay_want *want = STAILQ_FIRST(&waiting);
         STAILQ_REMOVE_HEAD(&waiting, link);
         if (!serve(fetches, want)) STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
     }
 }
 
 /* It is not to be had: all who wait for it are told, and it is forgotten. */
-static void relay_fetch_refuse_all(struct cairn_relay_fetches *fetches,
-                                   struct cairn_relay_entry *entry, cairn_status status)
+static void relay_fetch_refuse_all(struct relay_fetches *fetches, struct relay_entry *entry,
+                                   cairn_status status)
 {
     while (!STAILQ_EMPTY(&entry->wants)) {
-        struct cairn_relay_want *want = STAILQ_FIRST(&entry->wants);
+        struct relay_want *want = STAILQ_FIRST(&entry->wants);
         STAILQ_REMOVE_HEAD(&entry->wants, link);
         want_refuse(fetches, want, status);
     }
@@ -601,11 +592,10 @@ static void relay_fetch_refuse_all(struct cairn_relay_fetches *fetches,
 }
 
 /* It is HERE: all who wait for it are sent it. */
-static void relay_fetch_send_all(struct cairn_relay_fetches *fetches,
-                                 struct cairn_relay_entry *entry)
+static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_entry *entry)
 {
     while (!STAILQ_EMPTY(&entry->wants)) {
-        struct cairn_relay_want *want = STAILQ_FIRST(&entry->wants);
+        struct relay_want *want = STAILQ_FIRST(&entry->wants);
         STAILQ_REMOVE_HEAD(&entry->wants, link);
         want_send(fetches, want, entry);
     }
@@ -618,7 +608,7 @@ static cairn_status judge(const struct cairn_relay *relay, const struct cairn_me
                           const struct cairn_chunk_header *header,
                           const struct cairn_relay_owner *owner, uint64_t *chunk_out)
 {
-    const struct cairn_shard_job *job = member->job;
+    const struct shard_job *job = member->job;
     if (relay == NULL || relay->fetches == NULL || relay->fetches->cache.entry_max == 0 ||
         job->state != CAIRN_JOB_SERVING || rank_of(relay, member->number) == UINT32_MAX)
         return CAIRN_ERR_NOT_FOUND;
@@ -634,85 +624,83 @@ static cairn_status judge(const struct cairn_relay *relay, const struct cairn_me
 }
 
 /* In whose name it is refused. */
-static uint32_t owner_index(const struct cairn_shard_job *job,
-                            const struct cairn_chunk_header *header)
+static uint32_t owner_index(const struct shard_job *job, const struct cairn_chunk_header *header)
 {
     const struct cairn_extent *extent = cairn_layout_find(job->view->layout, header->tensor,
                                                           header->first_leaf);
     return extent != NULL ? extent->shard : job->view->table.map.shard;
 }
 
-static struct cairn_relay_want *want_open(struct cairn_relay_fetches *fetches,
-                                          struct cairn_member *member,
-                                          struct cairn_relay_owner *owner, uint64_t chunk,
-                                          const struct cairn_chunk_header *header)
+static struct relay_want *want_open(struct relay_fetches *fetches, struct cairn_member *member,
+                                    struct cairn_relay_owner *owner, uint64_t chunk,
+                                    const struct cairn_chunk_header *header)
 {
-    struct cairn_relay_want *want = STAILQ_FIRST(&fetches->wants_free);
+    struct relay_want *want = STAILQ_FIRST(&fetches->wants_free);
     STAILQ_REMOVE_HEAD(&fetches->wants_free, link);
-    *want = (struct cairn_relay_want) {
+    *want = (struct relay_want) {
         .state = CAIRN_RELAY_WANT_PLACE, .owner = owner, .chunk = chunk, .header = *header
     };
     member->replies++;
     return want;
 }
 
-void cairn_relay_fetch(struct cairn_member *member, const struct cairn_chunk_header *header,
-                       struct cairn_fabric_message *message)
+void relay_fetch(struct cairn_member *member, const struct cairn_chunk_header *header,
+                 struct cairn_fabric_message *message)
 {
-    struct cairn_shard_job *job = member->job;
+    struct shard_job *job = member->job;
     struct cairn_relay *relay = cairn_relay_of(job);
     struct cairn_relay_owner *owner = NULL;
     uint64_t chunk;
     const uint32_t index = owner_index(job, header);
     cairn_fabric_drop(message);
-    if (relay != NULL) owner = cairn_relay_owner_find(relay, index);
+    if (relay != NULL) owner = relay_owner_find(relay, index);
     const cairn_status status = judge(relay, member, header, owner, &chunk);
     if (status != CAIRN_OK) {
-        cairn_member_refuse_for(member, header, status, index);
-        cairn_shard_job_settle(job);
+        member_refuse_for(member, header, status, index);
+        shard_job_settle(job);
         return;
     }
-    struct cairn_relay_fetches *fetches = relay->fetches;
-    struct cairn_relay_want *want = want_open(fetches, member, owner, chunk, header);
+    struct relay_fetches *fetches = relay->fetches;
+    struct relay_want *want = want_open(fetches, member, owner, chunk, header);
     STAILQ_INSERT_TAIL(&fetches->without_place, want, link);
     relay_fetch_serve(fetches);
     // The shard's memory is used up by others, perhaps for long.
     if (want->state == CAIRN_RELAY_WANT_PLACE && fetches->cache.entry_count == 0) {
-        STAILQ_REMOVE(&fetches->without_place, want, cairn_relay_want, link);
+        STAILQ_REMOVE(&fetches->without_place, want, relay_want, link);
         want_refuse(fetches, want, CAIRN_ERR_NOT_FOUND);
     }
-    cairn_relay_wake(job->shard);
-    cairn_shard_job_settle(job);
+    relay_wake(job->shard);
+    shard_job_settle(job);
 }
 
 /* ---- who is gone ---- */
 
 /* Takes the want out of the list in which it waits. A chunk that nobody waits for any more is not
  * asked for. */
-static void want_detach(struct cairn_relay_fetches *fetches, struct cairn_relay_want *want)
+static void want_detach(struct relay_fetches *fetches, struct relay_want *want)
 {
-    struct cairn_relay_entry *entry = want->entry;
+    struct relay_entry *entry = want->entry;
     if (want->state == CAIRN_RELAY_WANT_PLACE) {
-        STAILQ_REMOVE(&fetches->without_place, want, cairn_relay_want, link);
+        STAILQ_REMOVE(&fetches->without_place, want, relay_want, link);
         return;
     }
-    STAILQ_REMOVE(&entry->wants, want, cairn_relay_want, link);
+    STAILQ_REMOVE(&entry->wants, want, relay_want, link);
     if (entry->request.state != CAIRN_REQUEST_WAITING || !STAILQ_EMPTY(&entry->wants)) return;
     cairn_asker_drop(&entry->owner->asker, &entry->request);
     relay_cache_forget(&fetches->cache, entry);
 }
 
-static bool want_waits(const struct cairn_relay_want *want)
+static bool want_waits(const struct relay_want *want)
 {
     return want->state == CAIRN_RELAY_WANT_PLACE || want->state == CAIRN_RELAY_WANT_ENTRY;
 }
 
-void cairn_relay_fetch_forget(struct cairn_relay *relay, uint64_t member)
+void relay_fetch_forget(struct cairn_relay *relay, uint64_t member)
 {
-    struct cairn_relay_fetches *fetches = relay->fetches;
+    struct relay_fetches *fetches = relay->fetches;
     if (fetches == NULL) return;
     for (uint32_t i = 0; i < fetches->want_count; i++) {
-        struct cairn_relay_want *want = &fetches->wants[i];
+        struct relay_want *want = &fetches->wants[i];
         if (!want_waits(want) || want->header.member != member) continue;
         want_detach(fetches, want);
         want_end(fetches, want);
@@ -720,10 +708,10 @@ void cairn_relay_fetch_forget(struct cairn_relay *relay, uint64_t member)
     relay_fetch_serve(fetches);
 }
 
-static void refuse_waiting(struct cairn_relay_fetches *fetches)
+static void refuse_waiting(struct relay_fetches *fetches)
 {
     for (uint32_t i = 0; i < fetches->want_count; i++) {
-        struct cairn_relay_want *want = &fetches->wants[i];
+        struct relay_want *want = &fetches->wants[i];
         if (!want_waits(want)) continue;
         want_detach(fetches, want);
         want_refuse(fetches, want, CAIRN_ERR_NOT_FOUND);
@@ -732,11 +720,11 @@ static void refuse_waiting(struct cairn_relay_fetches *fetches)
 
 /* ---- open and close ---- */
 
-cairn_status cairn_relay_fetch_open(struct cairn_relay *relay, struct cairn_sentence *why)
+cairn_status relay_fetch_open(struct cairn_relay *relay, struct cairn_sentence *why)
 {
-    struct cairn_relay_fetches *fetches = calloc(1, sizeof *fetches);
+    struct relay_fetches *fetches = calloc(1, sizeof *fetches);
     if (fetches == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
-    const cairn_status status = cairn_relay_cache_open(relay, &fetches->cache, why);
+    const cairn_status status = relay_cache_open(relay, &fetches->cache, why);
     if (status != CAIRN_OK) {
         free(fetches);
         return status;
@@ -749,7 +737,7 @@ cairn_status cairn_relay_fetch_open(struct cairn_relay *relay, struct cairn_sent
     fetches->wants = calloc(fetches->want_count, sizeof *fetches->wants);
     if (fetches->wants == NULL) {
         fetches->want_count = 0;
-        cairn_relay_fetch_close(relay);
+        relay_fetch_close(relay);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
     }
     for (uint32_t i = 0; i < relay->owner_count; i++)
@@ -759,13 +747,13 @@ cairn_status cairn_relay_fetch_open(struct cairn_relay *relay, struct cairn_sent
     return CAIRN_OK;
 }
 
-void cairn_relay_fetch_close(struct cairn_relay *relay)
+void relay_fetch_close(struct cairn_relay *relay)
 {
-    struct cairn_relay_fetches *fetches = relay->fetches;
+    struct relay_fetches *fetches = relay->fetches;
     if (fetches == NULL) return;
     if (!relay->job->shard->closing) refuse_waiting(fetches);
     if (fetches->under_way > 0 && !relay->job->shard->closing) return;
-    cairn_relay_cache_release(&fetches->cache);
+    relay_cache_release(&fetches->cache);
     free(fetches->wants);
     free(fetches);
     relay->fetches = NULL;
@@ -796,7 +784,7 @@ static struct cairn_relay_owner *owner_of(const struct cairn_pusher *pusher)
                                         offsetof(struct cairn_relay_owner, forward.pusher));
 }
 
-static struct cairn_relay_owner *owner_of_buffer(const struct cairn_buffer *buffer)
+static struct cairn_relay_owner *owner_of_buffer(const struct buffer *buffer)
 {
     return (struct cairn_relay_owner *)((char *)buffer->owner -
                                         offsetof(struct cairn_relay_owner, buffers));
@@ -813,16 +801,16 @@ static struct cairn_chunk_link *link_to(struct cairn_pusher *pusher, uint32_t sh
 static void link_failed(struct cairn_pusher *pusher, struct cairn_chunk_link *link)
 {
     (void)link;
-    cairn_relay_link_close(owner_of(pusher));
+    relay_link_close(owner_of(pusher));
 }
 
 static void on_chunk_sent(void *arg, cairn_status status)
 {
-    struct cairn_buffer *buffer = arg;
+    struct buffer *buffer = arg;
     struct cairn_relay_owner *owner = owner_of_buffer(buffer);
     struct cairn_relay *relay = owner->relay;
-    cairn_buffer_pool_return(&relay->sums.pool, (uint32_t)(buffer - relay->sums.pool.buffers));
-    if (!relay->job->shard->closing) cairn_relay_sums_advance(relay);
+    buffer_pool_return(&relay->sums.pool, (uint32_t)(buffer - relay->sums.pool.buffers));
+    if (!relay->job->shard->closing) relay_sums_advance(relay);
     cairn_chunk_link_sent(&owner->link, status);
 }
 
@@ -832,17 +820,17 @@ static cairn_status send_chunk(struct cairn_pusher *pusher, const struct cairn_p
     struct cairn_relay_owner *owner = owner_of(pusher);
     struct cairn_relay *relay = owner->relay;
     const uint32_t number = buffer_of(action->cookie);
-    const struct cairn_chunk_place place = cairn_chunk_table_place(&owner->table, action->chunk);
+    const struct cairn_chunk_place place = chunk_table_place(&owner->table, action->chunk);
     header->dtype = CAIRN_F32;
     header->tensor = place.tensor;
     header->first_leaf = place.first_leaf;
     header->leaf_count = (uint32_t)place.leaf_count;
     header->table_hash = CAIRN_TABLE_HASH_WHOLE;
-    cairn_buffer_pool_loan(&relay->sums.pool, number);
+    buffer_pool_loan(&relay->sums.pool, number);
     const cairn_status status = cairn_chunk_link_send(
-        &owner->link, header, cairn_relay_buffer_at(relay, number),
+        &owner->link, header, relay_buffer_at(relay, number),
         (size_t)place.elem_count * sizeof(float), on_chunk_sent, &relay->sums.pool.buffers[number]);
-    if (status != CAIRN_OK) cairn_buffer_pool_return(&relay->sums.pool, number);
+    if (status != CAIRN_OK) buffer_pool_return(&relay->sums.pool, number);
     return status;
 }
 
@@ -855,7 +843,7 @@ static size_t absent_max(const struct cairn_pusher *pusher, uint32_t shard)
 static size_t absent(const struct cairn_pusher *pusher, uint32_t shard, uint32_t micro,
                      uint32_t *tensors_out)
 {
-    const struct cairn_relay_note *note = owner_of(pusher)->forward.notes;
+    const struct relay_note *note = owner_of(pusher)->forward.notes;
     (void)shard;
     while (note != NULL && note->micro != micro) note = note->next;
     if (note == NULL) return 0; // it had something of every tensor
@@ -865,7 +853,7 @@ static size_t absent(const struct cairn_pusher *pusher, uint32_t shard, uint32_t
 
 static void released(struct cairn_pusher *pusher, const struct cairn_push_action *action)
 {
-    cairn_buffer_pool_end(&owner_of(pusher)->relay->sums.pool, buffer_of(action->cookie));
+    buffer_pool_end(&owner_of(pusher)->relay->sums.pool, buffer_of(action->cookie));
 }
 
 /* The coordinator knows by itself that a round is void; what else an owner refuses is a fault of one of
@@ -874,9 +862,8 @@ static void refused_forward(struct cairn_pusher *pusher, const struct cairn_push
 {
     const struct cairn_relay_owner *owner = owner_of(pusher);
     if (action->status == CAIRN_ERR_STALE || action->status == CAIRN_ERR_FENCED) return;
-    cairn_relay_give_up(owner->relay, "shard %s refuses what is relayed in round %llu: %s",
-                        owner->name, (unsigned long long)pusher->round,
-                        cairn_status_text((int)action->status));
+    relay_give_up(owner->relay, "shard %s refuses what is relayed in round %llu: %s", owner->name,
+                  (unsigned long long)pusher->round, cairn_status_text((int)action->status));
 }
 
 static const struct cairn_pusher_hands hands = {
@@ -891,7 +878,7 @@ static const struct cairn_pusher_hands hands = {
 
 /* ---- a round ---- */
 
-cairn_status cairn_relay_forward_open(struct cairn_relay_owner *owner)
+cairn_status relay_forward_open(struct cairn_relay_owner *owner)
 {
     const uint32_t chunks = owner->table.trained_count;
     if (chunks > UINT32_MAX / 8) return CAIRN_ERR_NO_MEMORY;
@@ -907,7 +894,7 @@ static void give_grant(struct cairn_relay_owner *owner)
     cairn_pusher_on_grant(&owner->forward.pusher, 0, &owner->forward.grant, owner->link.way);
 }
 
-void cairn_relay_forward_begin(struct cairn_relay_owner *owner, uint64_t epoch, uint64_t round)
+void relay_forward_begin(struct cairn_relay_owner *owner, uint64_t epoch, uint64_t round)
 {
     cairn_pusher_begin(&owner->forward.pusher, epoch, round);
     give_grant(owner); // it may have come before the coordinator's word
@@ -916,21 +903,21 @@ void cairn_relay_forward_begin(struct cairn_relay_owner *owner, uint64_t epoch, 
 static void free_notes(struct cairn_relay_forward *forward)
 {
     while (forward->notes != NULL) {
-        struct cairn_relay_note *note = forward->notes;
+        struct relay_note *note = forward->notes;
         forward->notes = note->next;
         free(note);
     }
 }
 
-void cairn_relay_forward_end(struct cairn_relay_owner *owner)
+void relay_forward_end(struct cairn_relay_owner *owner)
 {
     cairn_pusher_end(&owner->forward.pusher);
-    cairn_buffer_pool_end_sending(&owner->relay->sums.pool, &owner->buffers);
+    buffer_pool_end_sending(&owner->relay->sums.pool, &owner->buffers);
     free_notes(&owner->forward);
     memset(owner->forward.sent, 0, owner->table.trained_count * sizeof *owner->forward.sent);
 }
 
-void cairn_relay_forward_close(struct cairn_relay_owner *owner)
+void relay_forward_close(struct cairn_relay_owner *owner)
 {
     free_notes(&owner->forward);
     free(owner->forward.sent);
@@ -943,14 +930,13 @@ void cairn_relay_forward_close(struct cairn_relay_owner *owner)
 static void judge_queued(struct cairn_relay_owner *owner, cairn_status status)
 {
     if (status == CAIRN_ERR_BUSY)
-        cairn_relay_give_up(owner->relay,
-                            "its workers are more than %d micro-batches before shard %s",
-                            MICROS_AHEAD, owner->name);
+        relay_give_up(owner->relay, "its workers are more than %d micro-batches before shard %s",
+                      MICROS_AHEAD, owner->name);
     else if (status != CAIRN_OK && status != CAIRN_ERR_EPOCH_CHANGED)
-        cairn_relay_give_up(owner->relay, "what is for shard %s cannot be passed on: %s",
-                            owner->name, cairn_status_text((int)status));
+        relay_give_up(owner->relay, "what is for shard %s cannot be passed on: %s", owner->name,
+                      cairn_status_text((int)status));
     if (status != CAIRN_OK) owner->collector.spoiled_round = owner->forward.pusher.round;
-    cairn_relay_wake(owner->relay->job->shard);
+    relay_wake(owner->relay->job->shard);
 }
 
 static bool is_sent(const struct cairn_relay_owner *owner)
@@ -959,14 +945,14 @@ static bool is_sent(const struct cairn_relay_owner *owner)
            owner->collector.spoiled_round != owner->forward.pusher.round;
 }
 
-void cairn_relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32_t micro)
+void relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, uint32_t micro)
 {
-    struct cairn_buffer_pool *pool = &owner->relay->sums.pool;
-    const uint32_t buffer = cairn_buffer_pool_final(pool, &owner->buffers, chunk);
+    struct buffer_pool *pool = &owner->relay->sums.pool;
+    const uint32_t buffer = buffer_pool_final(pool, &owner->buffers, chunk);
     owner->forward.sent[chunk] = true;
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     if (is_sent(owner)) {
-        const uint64_t elems = cairn_chunk_table_place(&owner->table, chunk).elem_count;
+        const uint64_t elems = chunk_table_place(&owner->table, chunk).elem_count;
         const struct cairn_push_chunk next = {
             .chunk = chunk,
             .is_small = elems * sizeof(float) <= CAIRN_CHUNK_SMALL,
@@ -974,7 +960,7 @@ void cairn_relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, 
         };
         status = cairn_pusher_chunk(&owner->forward.pusher, 0, micro, next);
     }
-    if (status != CAIRN_OK) cairn_buffer_pool_end(pool, buffer);
+    if (status != CAIRN_OK) buffer_pool_end(pool, buffer);
     judge_queued(owner, status);
 }
 
@@ -983,10 +969,10 @@ static bool note_absent(struct cairn_relay_owner *owner, uint32_t micro)
 {
     const struct cairn_shard_map *map = &owner->table.map;
     const struct cairn_job_spec_data *spec = &owner->relay->job->spec;
-    struct cairn_relay_note *note = malloc(sizeof *note +
-                                           (map->extent_count + 1) * sizeof *note->tensors);
+    struct relay_note *note = malloc(sizeof *note +
+                                     (map->extent_count + 1) * sizeof *note->tensors);
     if (note == NULL) return false;
-    *note = (struct cairn_relay_note) { .next = owner->forward.notes, .micro = micro };
+    *note = (struct relay_note) { .next = owner->forward.notes, .micro = micro };
     for (size_t i = 0; i < map->extent_count; i++) {
         const struct cairn_local_extent *extent = &map->extents[i];
         if (spec->tensors[extent->tensor].kind != CAIRN_TRAINED || extent->chunk_count == 0)
@@ -1003,7 +989,7 @@ static bool note_absent(struct cairn_relay_owner *owner, uint32_t micro)
     return true;
 }
 
-void cairn_relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t micro)
+void relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t micro)
 {
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     if (is_sent(owner))
@@ -1013,7 +999,7 @@ void cairn_relay_forward_micro_end(struct cairn_relay_owner *owner, uint32_t mic
     judge_queued(owner, status);
 }
 
-void cairn_relay_forward_commit(struct cairn_relay_owner *owner, uint64_t weight)
+void relay_forward_commit(struct cairn_relay_owner *owner, uint64_t weight)
 {
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
     if (is_sent(owner)) status = cairn_pusher_commit(&owner->forward.pusher, weight);
@@ -1022,8 +1008,8 @@ void cairn_relay_forward_commit(struct cairn_relay_owner *owner, uint64_t weight
 
 /* ---- what the owner says ---- */
 
-void cairn_relay_forward_on_answer(struct cairn_relay_owner *owner,
-                                   const struct cairn_chunk_header *header)
+void relay_forward_on_answer(struct cairn_relay_owner *owner,
+                             const struct cairn_chunk_header *header)
 {
     if (header->kind == CAIRN_CHUNK_GRANT) {
         if (!cairn_grant_is_newer(&owner->forward.grant, header)) return;
@@ -1032,5 +1018,5 @@ void cairn_relay_forward_on_answer(struct cairn_relay_owner *owner,
         return;
     }
     cairn_pusher_on_answer(&owner->forward.pusher, 0, header);
-    cairn_relay_sums_advance(owner->relay);
+    relay_sums_advance(owner->relay);
 }

@@ -19,13 +19,13 @@
     900000 /* other shards of the host take memory first: a second for some 10 GB */
 
 struct piece {
-    const struct cairn_arena *arena; /* borrowed */
+    const struct arena *arena; /* borrowed */
     uint64_t from, bytes;
 };
 
 struct cairn_reserve {
-    struct cairn_task task; /* the judgement, then the pages */
-    struct cairn_reserve_request request;
+    struct task task; /* the judgement, then the pages */
+    struct reserve_request request;
     struct cairn_reserve *next; /* in shard->memory.reserves: the first is at work */
     struct cairn_span *spans;   /* owned: they are given back, nothing is taken; or NULL */
     struct piece *pieces;       /* owned */
@@ -54,14 +54,14 @@ static struct piece *add_piece(struct cairn_reserve *reserve)
 }
 
 /* The last piece goes on with bytes of its arena from there on. */
-static bool is_neighbour(const struct piece *last, const struct cairn_arena *arena, uint64_t from)
+static bool is_neighbour(const struct piece *last, const struct arena *arena, uint64_t from)
 {
     const uint64_t end = last->from + last->bytes;
     return last->arena == arena && end <= from && from - end <= NEIGHBOUR_BYTES;
 }
 
-cairn_status cairn_reserve_add(struct cairn_reserve *reserve, const struct cairn_arena *arena,
-                               uint64_t from, uint64_t bytes)
+cairn_status reserve_add(struct cairn_reserve *reserve, const struct arena *arena, uint64_t from,
+                         uint64_t bytes)
 {
     const uint64_t end = from + bytes;
     struct piece *last = reserve->piece_count > 0 ? &reserve->pieces[reserve->piece_count - 1]
@@ -93,11 +93,11 @@ static uint64_t all_bytes(const struct cairn_reserve *reserve)
 static void pin(struct cairn_reserve *reserve, const struct piece *piece)
 {
     struct cairn_sentence why;
-    if (cairn_arena_pin(piece->arena, piece->from, piece->bytes, &why) == CAIRN_OK) return;
+    if (arena_pin(piece->arena, piece->from, piece->bytes, &why) == CAIRN_OK) return;
     if (!atomic_exchange(&reserve->is_unpinned, true)) reserve->unpinned = why;
 }
 
-static void run_pages(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_pages(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)thread;
     struct cairn_reserve *reserve = (struct cairn_reserve *)task;
@@ -115,8 +115,8 @@ static void run_pages(struct cairn_task *task, uint32_t item, uint32_t thread)
 /* A host without such a lock: what others are about to take is not seen. */
 static void take_lock(struct cairn_reserve *reserve, const struct cairn_shard *shard)
 {
-    reserve->status = cairn_host_lock_take(shard->memory.lock, LOCK_TIMEOUT_MS, &reserve->canceled,
-                                           &reserve->lock_fd, &reserve->why);
+    reserve->status = host_lock_take(shard->memory.lock, LOCK_TIMEOUT_MS, &reserve->canceled,
+                                     &reserve->lock_fd, &reserve->why);
     if (reserve->status != CAIRN_ERR_IO) return;
     cairn_log_warn("%s: shards of this host that take memory at the same time may take too much",
                    reserve->why.text);
@@ -131,22 +131,22 @@ static void list_pieces(struct cairn_reserve *reserve)
         cairn_sentence_set(&reserve->why, "no memory for a list of memory");
 }
 
-static void run_judge(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_judge(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
     struct cairn_reserve *reserve = (struct cairn_reserve *)task;
     if (reserve->request.prepares_on_thread) list_pieces(reserve);
     if (reserve->status != CAIRN_OK || reserve->piece_count == 0) return;
-    const struct cairn_shard_job *job = reserve->request.job;
+    const struct shard_job *job = reserve->request.job;
     struct cairn_headroom headroom;
     char what[CAIRN_NAME_MAX + 64];
     snprintf(what, sizeof what, "%s of job %s", reserve->request.what, job->spec.name);
     take_lock(reserve, job->shard);
     if (reserve->status != CAIRN_OK) return;
-    reserve->status = cairn_headroom_read(job->shard->memory.host_root, &headroom, &reserve->why);
+    reserve->status = headroom_read(job->shard->memory.host_root, &headroom, &reserve->why);
     if (reserve->status != CAIRN_OK) return;
-    reserve->status = cairn_headroom_judge(&headroom, all_bytes(reserve), what, &reserve->why);
+    reserve->status = headroom_judge(&headroom, all_bytes(reserve), what, &reserve->why);
 }
 
 /* ---- one after the other ---- */
@@ -165,7 +165,7 @@ static void reserve_free(struct cairn_reserve *reserve)
  * reserve may need to see what it took. */
 static void end_first(struct cairn_reserve *reserve)
 {
-    struct cairn_shard_job *job = reserve->request.job;
+    struct shard_job *job = reserve->request.job;
     struct cairn_shard *shard = job->shard;
     if (reserve->lock_fd >= 0) close(reserve->lock_fd);
     reserve->lock_fd = -1;
@@ -175,10 +175,10 @@ static void end_first(struct cairn_reserve *reserve)
     shard->memory.reserves = reserve->next;
     reserve_free(reserve);
     begin_first(shard);
-    cairn_shard_job_idle(job);
+    shard_job_idle(job);
 }
 
-static void pages_done(struct cairn_task *task)
+static void pages_done(struct task *task)
 {
     struct cairn_reserve *reserve = (struct cairn_reserve *)task;
     if (atomic_load(&reserve->is_unpinned))
@@ -193,28 +193,28 @@ static void pages_done(struct cairn_task *task)
     end_first(reserve);
 }
 
-static void judge_done(struct cairn_task *task)
+static void judge_done(struct task *task)
 {
     struct cairn_reserve *reserve = (struct cairn_reserve *)task;
     if (reserve->status != CAIRN_OK) {
         end_first(reserve);
         return;
     }
-    reserve->task = (struct cairn_task) { .run = run_pages,
-                                          .done = pages_done,
-                                          .item_count = (uint32_t)reserve->piece_count };
-    cairn_pool_submit(reserve->request.job->shard->memory.pool, &reserve->task);
+    reserve->task = (struct task) { .run = run_pages,
+                                    .done = pages_done,
+                                    .item_count = (uint32_t)reserve->piece_count };
+    pool_submit(reserve->request.job->shard->memory.pool, &reserve->task);
     if (reserve->request.judged != NULL) reserve->request.judged(&reserve->request);
 }
 
-static void run_give(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_give(struct task *task, uint32_t item, uint32_t thread)
 {
     const struct cairn_span *span = &((struct cairn_reserve *)task)->spans[item];
     (void)thread;
     madvise(span->at, span->bytes, MADV_REMOVE);
 }
 
-static void give_done(struct cairn_task *task)
+static void give_done(struct task *task)
 {
     end_first((struct cairn_reserve *)task);
 }
@@ -225,28 +225,28 @@ static void begin_first(struct cairn_shard *shard)
     struct cairn_reserve *reserve = shard->memory.reserves;
     if (reserve == NULL) return;
     if (reserve->spans != NULL) {
-        cairn_pool_submit(shard->memory.pool, &reserve->task);
+        pool_submit(shard->memory.pool, &reserve->task);
         return;
     }
     if (!reserve->request.prepares_on_thread) list_pieces(reserve);
     const bool wants = reserve->request.prepares_on_thread ||
                        (reserve->status == CAIRN_OK && reserve->piece_count > 0);
     reserve->task =
-        (struct cairn_task) { .run = run_judge, .done = judge_done, .item_count = wants ? 1 : 0 };
-    cairn_pool_submit(shard->memory.pool, &reserve->task);
+        (struct task) { .run = run_judge, .done = judge_done, .item_count = wants ? 1 : 0 };
+    pool_submit(shard->memory.pool, &reserve->task);
 }
 
 /* It is the last one. */
 static void add_last(struct cairn_shard *shard, struct cairn_reserve *reserve)
 {
-    cairn_shard_job_busy(reserve->request.job);
+    shard_job_busy(reserve->request.job);
     struct cairn_reserve **link = &shard->memory.reserves;
     while (*link != NULL) link = &(*link)->next;
     *link = reserve;
     if (link == &shard->memory.reserves) begin_first(shard);
 }
 
-void cairn_reserve_give(struct cairn_shard_job *job, struct cairn_span *spans, size_t span_count)
+void reserve_give(struct shard_job *job, struct cairn_span *spans, size_t span_count)
 {
     struct cairn_reserve *reserve = span_count > 0 ? calloc(1, sizeof *reserve) : NULL;
     if (reserve == NULL) {
@@ -256,14 +256,12 @@ void cairn_reserve_give(struct cairn_shard_job *job, struct cairn_span *spans, s
     reserve->request.job = job;
     reserve->lock_fd = -1;
     reserve->spans = spans;
-    reserve->task = (struct cairn_task) { .run = run_give,
-                                          .done = give_done,
-                                          .item_count = (uint32_t)span_count };
+    reserve->task =
+        (struct task) { .run = run_give, .done = give_done, .item_count = (uint32_t)span_count };
     add_last(job->shard, reserve);
 }
 
-cairn_status cairn_reserve_begin(const struct cairn_reserve_request *request,
-                                 struct cairn_sentence *why)
+cairn_status reserve_begin(const struct reserve_request *request, struct cairn_sentence *why)
 {
     struct cairn_reserve *reserve = calloc(1, sizeof *reserve);
     if (reserve == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a list");
@@ -273,19 +271,19 @@ cairn_status cairn_reserve_begin(const struct cairn_reserve_request *request,
     return CAIRN_OK;
 }
 
-void cairn_reserve_cancel(struct cairn_shard_job *job)
+void reserve_cancel(struct shard_job *job)
 {
     for (struct cairn_reserve *r = job->shard->memory.reserves; r != NULL; r = r->next)
         if (r->request.job == job) atomic_store(&r->canceled, true);
 }
 
-void cairn_reserves_stop(struct cairn_shard *shard)
+void reserves_stop(struct cairn_shard *shard)
 {
     for (struct cairn_reserve *r = shard->memory.reserves; r != NULL; r = r->next)
         atomic_store(&r->canceled, true);
 }
 
-void cairn_reserves_free(struct cairn_shard *shard)
+void reserves_free(struct cairn_shard *shard)
 {
     while (shard->memory.reserves != NULL) {
         struct cairn_reserve *reserve = shard->memory.reserves;
@@ -301,10 +299,10 @@ void cairn_reserves_free(struct cairn_shard *shard)
  * that is done. Until then a JobCreate waits for them. */
 
 struct cairn_release {
-    struct cairn_task task;
+    struct task task;
     struct cairn_shard *shard; /* borrowed */
     struct cairn_release *next;
-    struct cairn_arena arena; /* owned */
+    struct arena arena; /* owned */
     void (*free_it)(void *what);
     void *what; /* owned; NULL: none */
     uint64_t budget_bytes;
@@ -313,12 +311,12 @@ struct cairn_release {
 
 static void release_it(struct cairn_release *release)
 {
-    cairn_arena_close(&release->arena);
+    arena_close(&release->arena);
     if (release->what != NULL) release->free_it(release->what);
     release->what = NULL;
 }
 
-static void run_release(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_release(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
@@ -327,11 +325,11 @@ static void run_release(struct cairn_task *task, uint32_t item, uint32_t thread)
 
 static void account(struct cairn_shard *shard, uint64_t budget_bytes, struct cairn_request *request)
 {
-    cairn_budget_give(&shard->memory.budget, budget_bytes);
-    if (request->session != 0) cairn_session_answer(shard, request, CAIRN_OK, NULL);
+    budget_give(&shard->memory.budget, budget_bytes);
+    if (request->session != 0) session_answer(shard, request, CAIRN_OK, NULL);
 }
 
-static void on_released(struct cairn_task *task)
+static void on_released(struct task *task)
 {
     struct cairn_release *release = (struct cairn_release *)task;
     struct cairn_shard *shard = release->shard;
@@ -349,25 +347,24 @@ static bool begin(struct cairn_shard *shard, const struct cairn_release *what)
     struct cairn_release *release = shard->closing ? NULL : malloc(sizeof *release);
     if (release == NULL) return false;
     *release = *what;
-    release->task =
-        (struct cairn_task) { .run = run_release, .done = on_released, .item_count = 1 };
+    release->task = (struct task) { .run = run_release, .done = on_released, .item_count = 1 };
     release->shard = shard;
     release->next = shard->memory.releases;
     shard->memory.releases = release;
-    cairn_pool_submit(shard->memory.releaser, &release->task);
+    pool_submit(shard->memory.releaser, &release->task);
     return true;
 }
 
-void cairn_release(struct cairn_shard *shard, struct cairn_arena *arena)
+void cairn_release(struct cairn_shard *shard, struct arena *arena)
 {
-    cairn_arena_unshare(arena,
-                        shard->closing); // the fabric of one that closes has dropped its regions
+    arena_unshare(arena,
+                  shard->closing); // the fabric of one that closes has dropped its regions
     const struct cairn_release release = { .arena = *arena };
     if (arena->base != NULL && begin(shard, &release)) *arena = CAIRN_ARENA_NONE;
-    cairn_arena_close(arena);
+    arena_close(arena);
 }
 
-void cairn_release_by(struct cairn_shard *shard, void (*free_it)(void *what), void *what)
+void release_by(struct cairn_shard *shard, void (*free_it)(void *what), void *what)
 {
     const struct cairn_release release = { .arena = CAIRN_ARENA_NONE,
                                            .free_it = free_it,
@@ -375,8 +372,8 @@ void cairn_release_by(struct cairn_shard *shard, void (*free_it)(void *what), vo
     if (!begin(shard, &release)) free_it(what);
 }
 
-void cairn_release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
-                         const struct cairn_request *request)
+void release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
+                   const struct cairn_request *request)
 {
     struct cairn_release release = { .arena = CAIRN_ARENA_NONE, .budget_bytes = budget_bytes };
     if (request != NULL) release.request = *request;
@@ -395,7 +392,7 @@ void cairn_release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
         account(shard, 0, &release.request);
 }
 
-void cairn_release_close(struct cairn_shard *shard)
+void release_close(struct cairn_shard *shard)
 {
     while (shard->memory.releases != NULL) {
         struct cairn_release *release = shard->memory.releases;
@@ -412,66 +409,63 @@ void cairn_release_close(struct cairn_shard *shard)
 
 /* ---- a job ---- */
 
-static cairn_status add_state(struct cairn_reserve *reserve, struct cairn_shard_job *job)
+static cairn_status add_state(struct cairn_reserve *reserve, struct shard_job *job)
 {
-    const struct cairn_arena *whole[] = { &job->versions.copies[0].wire,
-                                          &job->versions.copies[1].wire, &job->puts.arena };
-    cairn_status status = cairn_planes_reserve(&job->planes, reserve);
+    const struct arena *whole[] = { &job->versions.copies[0].wire, &job->versions.copies[1].wire,
+                                    &job->puts.arena };
+    cairn_status status = planes_reserve(&job->planes, reserve);
     for (size_t i = 0; i < sizeof whole / sizeof *whole && status == CAIRN_OK; i++)
-        status = cairn_reserve_add(reserve, whole[i], 0, whole[i]->bytes);
+        status = reserve_add(reserve, whole[i], 0, whole[i]->bytes);
     return status;
 }
 
-static void await_puts(struct cairn_shard_job *job)
+static void await_puts(struct shard_job *job)
 {
     job->state = CAIRN_JOB_INITIALIZING;
-    cairn_session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
+    session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
 }
 
 /* Loads or makes its state; or it is to be put. */
-static cairn_status begin_state(struct cairn_shard_job *job, struct cairn_sentence *why)
+static cairn_status begin_state(struct shard_job *job, struct cairn_sentence *why)
 {
     if (job->load.joins) {
-        cairn_pass_seal(job);
+        pass_seal(job);
         return CAIRN_OK;
     }
-    if (job->staged)
-        return cairn_extend_begin(job, cairn_shard_job_find(job->shard, job->number), why);
-    if (job->load.path[0] != '\0') return cairn_restore_begin(job, why);
-    if (cairn_origin_wanted(job)) return cairn_origin_begin(job, why);
+    if (job->staged) return extend_begin(job, shard_job_find(job->shard, job->number), why);
+    if (job->load.path[0] != '\0') return restore_begin(job, why);
+    if (origin_wanted(job)) return origin_begin(job, why);
     await_puts(job);
     return CAIRN_OK;
 }
 
-static void give_up(struct cairn_shard_job *job, cairn_status status,
-                    const struct cairn_sentence *why)
+static void give_up(struct shard_job *job, cairn_status status, const struct cairn_sentence *why)
 {
-    cairn_session_answer(job->shard, &job->load.asked, status, why);
-    cairn_shard_job_leave(job);
+    session_answer(job->shard, &job->load.asked, status, why);
+    shard_job_leave(job);
 }
 
 /* There is room: what is read of a snapshot goes where pages are already. */
-static void on_state_judged(const struct cairn_reserve_request *request)
+static void on_state_judged(const struct reserve_request *request)
 {
-    struct cairn_shard_job *job = request->job;
+    struct shard_job *job = request->job;
     struct cairn_sentence why;
     const bool reads = !job->load.joins && !job->staged && job->load.path[0] != '\0';
     if (job->state != CAIRN_JOB_LOADING || !reads) return;
-    job->load.begun = cairn_restore_begin(job, &why) ==
-                      CAIRN_OK; // else once more, behind the pages
+    job->load.begun = restore_begin(job, &why) == CAIRN_OK; // else once more, behind the pages
 }
 
-static void on_took(struct cairn_shard_job *job, const void *at, uint64_t bytes)
+static void on_took(struct shard_job *job, const void *at, uint64_t bytes)
 {
-    cairn_taken_add(&job->load.taken, at, bytes);
+    taken_add(&job->load.taken, at, bytes);
 }
 
-static void on_state_taken(const struct cairn_reserve_request *request, cairn_status status,
+static void on_state_taken(const struct reserve_request *request, cairn_status status,
                            const struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = request->job;
+    struct shard_job *job = request->job;
     struct cairn_sentence failure = *why;
-    cairn_taken_end(&job->load.taken, status == CAIRN_OK);
+    taken_end(&job->load.taken, status == CAIRN_OK);
     if (job->state != CAIRN_JOB_LOADING) return; // it leaves, and that was answered
     if (status == CAIRN_OK) {
         cairn_log_info("holding job %s, generation %llu: its memory is there", job->spec.name,
@@ -480,15 +474,15 @@ static void on_state_taken(const struct cairn_reserve_request *request, cairn_st
         if (!job->load.begun)
             status = begin_state(job, &failure);
         else if (job->load.loaded)
-            cairn_pass_seal(job);
+            pass_seal(job);
     }
     if (status == CAIRN_OK) return;
     cairn_log_error("cannot hold job %s: %s", job->spec.name, failure.text);
     give_up(job, status, &failure);
 }
 
-void cairn_admit_loaded(struct cairn_shard_job *job, cairn_status status,
-                        const struct cairn_sentence *why, bool puts_follow)
+void admit_loaded(struct shard_job *job, cairn_status status, const struct cairn_sentence *why,
+                  bool puts_follow)
 {
     if (status != CAIRN_OK)
         give_up(job, status, why);
@@ -497,30 +491,30 @@ void cairn_admit_loaded(struct cairn_shard_job *job, cairn_status status,
     else if (puts_follow)
         await_puts(job);
     else
-        cairn_pass_seal(job);
+        pass_seal(job);
 }
 
-cairn_status cairn_admit_job(struct cairn_shard_job *job, const Cairn__JobCreate *create,
-                             struct cairn_sentence *why)
+cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *create,
+                       struct cairn_sentence *why)
 {
     job->load.digest = create->digest;
     job->load.joins = create->joins;
     job->load.path = strdup(create->snapshot_path);
     if (job->load.path == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     job->state = CAIRN_JOB_LOADING;
-    const struct cairn_reserve_request request = { .job = job,
-                                                   .what = "the state",
-                                                   .prepare = add_state,
-                                                   .prepares_on_thread = true,
-                                                   .judged = on_state_judged,
-                                                   .took = on_took,
-                                                   .done = on_state_taken };
-    return cairn_reserve_begin(&request, why);
+    const struct reserve_request request = { .job = job,
+                                             .what = "the state",
+                                             .prepare = add_state,
+                                             .prepares_on_thread = true,
+                                             .judged = on_state_judged,
+                                             .took = on_took,
+                                             .done = on_state_taken };
+    return reserve_begin(&request, why);
 }
 
 /* ---- members ---- */
 
-uint64_t cairn_landing_at(const struct cairn_landing *landing, uint32_t slot)
+uint64_t landing_at(const struct cairn_landing *landing, uint32_t slot)
 {
     const uint32_t have = landing->window - landing->in_place, large = have - landing->small;
     const uint32_t before = slot % landing->window, k = before < have ? before : have;
@@ -531,13 +525,13 @@ uint64_t cairn_landing_at(const struct cairn_landing *landing, uint32_t slot)
            (k > large ? k - large : 0) * (uint64_t)landing->small_bytes;
 }
 
-static uint64_t bytes_between(const struct cairn_shard_job *job, uint32_t from, uint32_t to)
+static uint64_t bytes_between(const struct shard_job *job, uint32_t from, uint32_t to)
 {
-    return cairn_landing_at(&job->landing, to) - cairn_landing_at(&job->landing, from);
+    return landing_at(&job->landing, to) - landing_at(&job->landing, from);
 }
 
 /* A round's n-th worker has the n-th window of slots: server/core/step.h. */
-static uint32_t slots_wanted(const struct cairn_shard_job *job)
+static uint32_t slots_wanted(const struct shard_job *job)
 {
     uint64_t workers = 0;
     for (size_t i = 0; i < job->members.capacity; i++)
@@ -547,34 +541,33 @@ static uint32_t slots_wanted(const struct cairn_shard_job *job)
     return slots < job->collector.slot_count ? (uint32_t)slots : job->collector.slot_count;
 }
 
-static cairn_status count_slots(struct cairn_shard_job *job, struct cairn_sentence *why)
+static cairn_status count_slots(struct shard_job *job, struct cairn_sentence *why)
 {
     const uint32_t wanted = slots_wanted(job);
     char what[CAIRN_NAME_MAX + 64];
     if (wanted <= job->landing.counted) return CAIRN_OK;
     const uint64_t bytes = bytes_between(job, job->landing.counted, wanted);
     snprintf(what, sizeof what, "landing memory of one more worker of job %s", job->spec.name);
-    const cairn_status status = cairn_shard_job_take(job, &job->memory.landing, bytes, what, why);
+    const cairn_status status = shard_job_take(job, &job->memory.landing, bytes, what, why);
     if (status == CAIRN_OK) job->landing.counted = wanted;
     return status;
 }
 
 /* For all that joined by now: whoever comes after finds it done. */
-static cairn_status add_slots(struct cairn_reserve *reserve, struct cairn_shard_job *job)
+static cairn_status add_slots(struct cairn_reserve *reserve, struct shard_job *job)
 {
     job->landing.asked = slots_wanted(job);
     if (job->landing.asked <= job->landing.taken) return CAIRN_OK;
-    return cairn_reserve_add(reserve, &job->landing.arena,
-                             cairn_landing_at(&job->landing, job->landing.taken),
-                             bytes_between(job, job->landing.taken, job->landing.asked));
+    return reserve_add(reserve, &job->landing.arena, landing_at(&job->landing, job->landing.taken),
+                       bytes_between(job, job->landing.taken, job->landing.asked));
 }
 
-static void on_slots_taken(const struct cairn_reserve_request *request, cairn_status status,
+static void on_slots_taken(const struct reserve_request *request, cairn_status status,
                            const struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = request->job;
+    struct shard_job *job = request->job;
     struct cairn_request answered = request->answer;
-    const struct cairn_member *member = cairn_member_find(job, request->member);
+    const struct cairn_member *member = member_find(job, request->member);
     if (status == CAIRN_OK && job->landing.asked > job->landing.taken)
         job->landing.taken = job->landing.asked;
     job->landing.asked = job->landing.taken;
@@ -583,54 +576,52 @@ static void on_slots_taken(const struct cairn_reserve_request *request, cairn_st
         cairn_member_leave(job, request->member);
         job->landing.extra = true;
     }
-    if (job->landing.extra)
-        cairn_admit_left(job); // this one's, or those of others that left meanwhile
-    cairn_session_answer(job->shard, &answered, status, why);
+    if (job->landing.extra) admit_left(job); // this one's, or those of others that left meanwhile
+    session_answer(job->shard, &answered, status, why);
 }
 
-void cairn_admit_member(struct cairn_shard_job *job, uint64_t member, struct cairn_request answer)
+void admit_member(struct shard_job *job, uint64_t member, struct cairn_request answer)
 {
-    const struct cairn_reserve_request request = { .job = job,
-                                                   .what = "landing memory of the workers",
-                                                   .prepare = add_slots,
-                                                   .done = on_slots_taken,
-                                                   .member = member,
-                                                   .answer = answer };
+    const struct reserve_request request = { .job = job,
+                                             .what = "landing memory of the workers",
+                                             .prepare = add_slots,
+                                             .done = on_slots_taken,
+                                             .member = member,
+                                             .answer = answer };
     struct cairn_sentence why;
     cairn_status status = count_slots(job, &why);
-    if (status == CAIRN_OK) status = cairn_reply_keep(cairn_member_find(job, member), &why);
+    if (status == CAIRN_OK) status = reply_keep(member_find(job, member), &why);
     if (status == CAIRN_OK && slots_wanted(job) > job->landing.taken) {
-        status = cairn_reserve_begin(&request, &why);
+        status = reserve_begin(&request, &why);
         if (status == CAIRN_OK) return;
     }
     if (status != CAIRN_OK) {
         cairn_log_warn("a member of job %s refused: %s", job->spec.name, why.text);
         cairn_member_leave(job, member);
-        cairn_admit_left(job);
+        admit_left(job);
     }
-    cairn_session_answer(job->shard, &answer, status, &why);
+    session_answer(job->shard, &answer, status, &why);
 }
 
 /* Nothing lands or is folded, and no page is being made: a round has the windows from the lowest on. */
-static bool landing_rests(const struct cairn_shard_job *job)
+static bool landing_rests(const struct shard_job *job)
 {
-    return cairn_step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
-           cairn_step_slots_used(job->collector.step) == 0 &&
-           job->landing.asked <= job->landing.taken;
+    return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
+           step_slots_used(job->collector.step) == 0 && job->landing.asked <= job->landing.taken;
 }
 
 static void on_turn(uv_timer_t *timer)
 {
     struct cairn_shard *shard = timer->data;
     shard->memory.given_bytes = 0;
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
-        if (job->landing.extra) cairn_admit_left(job);
-    cairn_create_on_memory_back(shard);
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (job->landing.extra) admit_left(job);
+    create_on_memory_back(shard);
 }
 
 /* How many slots this turn of the loop may give back: the last ones of those behind `keep`, as far
  * as the turn's bytes go, but at least one a turn. */
-static uint32_t slots_of_turn(const struct cairn_shard_job *job, uint32_t keep)
+static uint32_t slots_of_turn(const struct shard_job *job, uint32_t keep)
 {
     const struct cairn_shard *shard = job->shard;
     const uint32_t extra = job->landing.counted - keep;
@@ -643,22 +634,22 @@ static uint32_t slots_of_turn(const struct cairn_shard_job *job, uint32_t keep)
     return slots == 0 && shard->memory.given_bytes == 0 ? 1 : slots;
 }
 
-static void give_slots(struct cairn_shard_job *job, uint32_t keep)
+static void give_slots(struct shard_job *job, uint32_t keep)
 {
     struct cairn_shard *shard = job->shard;
     const uint64_t bytes = bytes_between(job, keep, job->landing.counted);
     if (keep < job->landing.taken) {
-        cairn_arena_give(&job->landing.arena, cairn_landing_at(&job->landing, keep),
-                         bytes_between(job, keep, job->landing.taken));
+        arena_give(&job->landing.arena, landing_at(&job->landing, keep),
+                   bytes_between(job, keep, job->landing.taken));
         job->landing.taken = job->landing.asked = keep;
     }
-    cairn_shard_job_give(job, &job->memory.landing, bytes);
+    shard_job_give(job, &job->memory.landing, bytes);
     job->landing.counted = keep;
     shard->memory.given_bytes += bytes;
     uv_timer_start(&shard->memory.give_timer, on_turn, 0, 0);
 }
 
-void cairn_admit_left(struct cairn_shard_job *job)
+void admit_left(struct shard_job *job)
 {
     const uint32_t keep = slots_wanted(job);
     job->landing.extra = keep < job->landing.counted;

@@ -14,13 +14,13 @@
 #include "server/shard/state.h"
 
 struct cairn_restore {
-    struct cairn_loader loader;  /* first */
+    struct loader loader;        /* first */
     struct cairn_report *report; /* owned until it is sent; NULL: nobody wants to know */
     struct cairn_results results;
     struct cairn_sweep_ranges ranges; /* owned; `place`: the extent */
     pthread_mutex_t mutex;            /* of the report */
     pthread_mutex_t device;           /* of the device's list of the files thread */
-    struct cairn_works host[CAIRN_SWEEP_THREADS];
+    struct works host[CAIRN_SWEEP_THREADS];
 };
 
 /* ---- what is read ---- */
@@ -29,11 +29,11 @@ struct cairn_restore {
 static uint64_t add_home(struct cairn_restore *restore, struct cairn_sweep_range *range,
                          uint64_t from, size_t elem_bytes)
 {
-    const struct cairn_shard_job *job = restore->loader.job;
+    const struct shard_job *job = restore->loader.job;
     const size_t number = (size_t)range->place;
     const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
     const struct cairn_geometry *geometry = &job->view->layout->geometry[extent->tensor];
-    const uint64_t to = from + cairn_planes_dense(&job->planes, number, extent->local_elem + from);
+    const uint64_t to = from + planes_dense(&job->planes, number, extent->local_elem + from);
     const uint64_t end = to == extent->elem_count
                              ? extent->first_leaf + extent->leaf_count
                              : cairn_leaf_of_elem(geometry, extent->first_elem + to);
@@ -49,12 +49,12 @@ static uint64_t add_home(struct cairn_restore *restore, struct cairn_sweep_range
 static void add_extent(struct cairn_restore *restore, const struct cairn_snapshot *snapshot,
                        size_t number)
 {
-    const struct cairn_shard_job *job = restore->loader.job;
+    const struct shard_job *job = restore->loader.job;
     const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
     const struct cairn_tensor_spec *wanted = &job->spec.tensors[extent->tensor];
     const struct cairn_job_spec_data *spec = &snapshot->manifest.spec;
     const size_t tensor = cairn_spec_find_tensor(spec, wanted->name);
-    if (tensor == SIZE_MAX || !cairn_load_same_form(wanted, &spec->tensors[tensor])) {
+    if (tensor == SIZE_MAX || !load_same_form(wanted, &spec->tensors[tensor])) {
         restore->loader.status = cairn_fail(
             &restore->loader.why, CAIRN_ERR_MISMATCH,
             "snapshot %s has no tensor %s of the job's shape and master dtype", job->load.path,
@@ -65,7 +65,7 @@ static void add_extent(struct cairn_restore *restore, const struct cairn_snapsho
         struct cairn_sweep_range range = { .tensor = (uint32_t)tensor,
                                            .plane = (uint32_t)p,
                                            .place = number };
-        if (!cairn_form_stores(&job->view->forms[number], (int)p)) continue;
+        if (!form_stores(&job->view->forms[number], (int)p)) continue;
         const size_t elem_bytes = cairn_dtype_bytes(
             (int)cairn_spec_plane_dtype(spec, range.tensor, range.plane));
         for (uint64_t at = 0; at < extent->elem_count && restore->loader.status == CAIRN_OK;)
@@ -75,22 +75,21 @@ static void add_extent(struct cairn_restore *restore, const struct cairn_snapsho
 
 /* ---- reading it, on several threads ---- */
 
-static cairn_status hash_range(struct cairn_restore *restore, struct cairn_works *works,
+static cairn_status hash_range(struct cairn_restore *restore, struct works *works,
                                const struct cairn_sweep_range *range, const void *at,
                                struct cairn_sentence *why)
 {
-    const struct cairn_shard_job *job = restore->loader.job;
+    const struct shard_job *job = restore->loader.job;
     const size_t number = (size_t)range->place;
     const uint32_t tensor = job->view->table.map.extents[number].tensor;
     struct cairn_tree tree;
     cairn_tree_init(&tree, range->first_leaf);
-    cairn_status status = cairn_report_leaves(
-        works, at, cairn_form_dtype(&job->view->forms[number], (enum cairn_plane)range->plane),
+    cairn_status status = report_leaves(
+        works, at, form_dtype(&job->view->forms[number], (enum cairn_plane)range->plane),
         &job->view->layout->geometry[tensor], range->leaf_count, &tree, why);
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&restore->mutex);
-    status = cairn_report_add_tree(restore->report, tensor, (enum cairn_plane)range->plane, &tree,
-                                   why);
+    status = report_add_tree(restore->report, tensor, (enum cairn_plane)range->plane, &tree, why);
     pthread_mutex_unlock(&restore->mutex);
     return status;
 }
@@ -99,34 +98,34 @@ static size_t bytes_of(const struct cairn_restore *restore, const struct cairn_s
 {
     const struct cairn_form *form = &restore->loader.job->view->forms[range->place];
     return (size_t)range->elem_count *
-           cairn_dtype_bytes((int)cairn_form_dtype(form, (enum cairn_plane)range->plane));
+           cairn_dtype_bytes((int)form_dtype(form, (enum cairn_plane)range->plane));
 }
 
 static void *place_of(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
 {
-    const struct cairn_shard_job *job = restore->loader.job;
+    const struct shard_job *job = restore->loader.job;
     const struct cairn_local_extent *extent = &job->view->table.map.extents[range->place];
-    return cairn_planes_at(&job->planes, (enum cairn_plane)range->plane, (size_t)range->place,
-                           extent->local_elem + (range->first_elem - extent->first_elem));
+    return planes_at(&job->planes, (enum cairn_plane)range->plane, (size_t)range->place,
+                     extent->local_elem + (range->first_elem - extent->first_elem));
 }
 
 static bool on_device(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
 {
-    const struct cairn_shard_job *job = restore->loader.job;
+    const struct shard_job *job = restore->loader.job;
     const struct cairn_local_extent *extent = &job->view->table.map.extents[range->place];
     return extent->local_elem + (range->first_elem - extent->first_elem) <
-           cairn_planes_device_end(&job->planes);
+           planes_device_end(&job->planes);
 }
 
 /* It is read while the pages of host memory are made. False: the job leaves. */
 static bool await_pages(const struct cairn_restore *restore, const struct cairn_sweep_range *range)
 {
     return on_device(restore, range) ||
-           cairn_taken_await(&restore->loader.job->load.taken, place_of(restore, range),
-                             bytes_of(restore, range));
+           taken_await(&restore->loader.job->load.taken, place_of(restore, range),
+                       bytes_of(restore, range));
 }
 
-static cairn_status put_range(struct cairn_restore *restore, struct cairn_works *works,
+static cairn_status put_range(struct cairn_restore *restore, struct works *works,
                               const struct cairn_sweep_range *range, const void *elems,
                               struct cairn_sentence *why)
 {
@@ -134,8 +133,8 @@ static cairn_status put_range(struct cairn_restore *restore, struct cairn_works 
     void *at = place_of(restore, range);
     if (!await_pages(restore, range))
         return cairn_fail(why, CAIRN_ERR_CANCELED, "the job was dropped");
-    memcpy(cairn_works_put(works, at, bytes), elems, bytes);
-    const cairn_status status = cairn_works_run(works, why);
+    memcpy(works_put(works, at, bytes), elems, bytes);
+    const cairn_status status = works_run(works, why);
     return status == CAIRN_OK ? hash_range(restore, works, range, at, why) : status;
 }
 
@@ -149,7 +148,7 @@ static cairn_status take_range(void *context, uint32_t thread,
         return put_range(restore, &restore->host[thread], range, elems, why);
     pthread_mutex_lock(&restore->device);
     const cairn_status status = put_range(
-        restore, cairn_compute_files(&restore->loader.job->shard->device), range, elems, why);
+        restore, compute_files(&restore->loader.job->shard->device), range, elems, why);
     pthread_mutex_unlock(&restore->device);
     return status;
 }
@@ -157,7 +156,7 @@ static cairn_status take_range(void *context, uint32_t thread,
 static cairn_status read_hashed(struct cairn_restore *restore,
                                 const struct cairn_snapshot *snapshot)
 {
-    struct cairn_shard_job *job = restore->loader.job;
+    struct shard_job *job = restore->loader.job;
     const struct cairn_sweep sweep = { .snapshot = snapshot,
                                        .take = take_range,
                                        .context = restore,
@@ -165,11 +164,11 @@ static cairn_status read_hashed(struct cairn_restore *restore,
     cairn_status status = CAIRN_OK;
     uint32_t opened = 0;
     while (opened < CAIRN_SWEEP_THREADS && status == CAIRN_OK)
-        status = cairn_works_open(&restore->host[opened++], job->shard->host.home, 1, 1,
-                                  &restore->loader.why);
+        status = works_open(&restore->host[opened++], job->shard->host.home, 1, 1,
+                            &restore->loader.why);
     if (status == CAIRN_OK)
         status = cairn_snapshot_sweep(&sweep, &restore->ranges, &restore->loader.why);
-    while (opened > 0) cairn_works_close(&restore->host[--opened]);
+    while (opened > 0) works_close(&restore->host[--opened]);
     return status;
 }
 
@@ -180,14 +179,14 @@ static cairn_status read_judged(struct cairn_restore *restore, struct cairn_snap
     for (size_t i = 0; i < restore->ranges.count && status == CAIRN_OK; i++) {
         const struct cairn_sweep_range *range = &restore->ranges.list[i];
         struct cairn_shard *shard = restore->loader.job->shard;
-        struct cairn_works *works = cairn_compute_files(on_device(restore, range) ? &shard->device
-                                                                                  : &shard->host);
+        struct works *works = compute_files(on_device(restore, range) ? &shard->device
+                                                                      : &shard->host);
         if (atomic_load(&restore->loader.canceled) || !await_pages(restore, range))
             return cairn_fail(&restore->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
-        void *piece = cairn_works_put(works, place_of(restore, range), bytes_of(restore, range));
+        void *piece = works_put(works, place_of(restore, range), bytes_of(restore, range));
         status = cairn_snapshot_read(snapshot, range->tensor, range->plane, range->first_elem,
                                      range->elem_count, piece, &restore->loader.why);
-        const cairn_status run = cairn_works_run(works, &restore->loader.why);
+        const cairn_status run = works_run(works, &restore->loader.why);
         if (status == CAIRN_OK) status = run;
     }
     return status;
@@ -195,7 +194,7 @@ static cairn_status read_judged(struct cairn_restore *restore, struct cairn_snap
 
 static void read_all(struct cairn_restore *restore, struct cairn_snapshot *snapshot)
 {
-    struct cairn_loader *loader = &restore->loader;
+    struct loader *loader = &restore->loader;
     for (size_t i = 0; i < loader->job->view->table.map.extent_count; i++)
         if (loader->status == CAIRN_OK) add_extent(restore, snapshot, i);
     if (loader->status != CAIRN_OK) return;
@@ -205,8 +204,7 @@ static void read_all(struct cairn_restore *restore, struct cairn_snapshot *snaps
 
 /* The non-finite values that the snapshot's manifest lists are still there. One shard tells of
  * them, for all. */
-static struct cairn_results results_of(const struct cairn_shard_job *job,
-                                       const struct cairn_manifest *m)
+static struct cairn_results results_of(const struct shard_job *job, const struct cairn_manifest *m)
 {
     struct cairn_results results = { 0 };
     if (job->view->table.map.shard != 0) return results;
@@ -219,7 +217,7 @@ static struct cairn_results results_of(const struct cairn_shard_job *job,
     return results;
 }
 
-static void run_restore(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_restore(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
@@ -233,44 +231,43 @@ static void run_restore(struct cairn_task *task, uint32_t item, uint32_t thread)
     cairn_snapshot_close(&snapshot);
 }
 
-static void restore_done(struct cairn_task *task)
+static void restore_done(struct task *task)
 {
     struct cairn_restore *restore = (struct cairn_restore *)task;
-    struct cairn_shard_job *job = restore->loader.job;
+    struct shard_job *job = restore->loader.job;
     const cairn_status status = restore->loader.status;
     if (job->state == CAIRN_JOB_LOADING && status == CAIRN_OK) {
         cairn_log_info("job %s: loaded %s", job->spec.name, job->load.path);
         if (restore->report != NULL)
-            cairn_report_send(restore->report, cairn_step_version(job->collector.step), CAIRN_OK,
-                              NULL);
+            report_send(restore->report, step_version(job->collector.step), CAIRN_OK, NULL);
         restore->report = NULL;
         job->pass.results = restore->results;
     } else if (job->state == CAIRN_JOB_LOADING) {
         cairn_log_error("job %s: cannot load %s: %s", job->spec.name, job->load.path,
                         restore->loader.why.text);
         if (status == CAIRN_ERR_NOT_FOUND || status == CAIRN_ERR_IO)
-            cairn_storage_watch_doubt(&job->shard->storage);
+            storage_watch_doubt(&job->shard->storage);
     }
-    cairn_loader_end(&restore->loader);
+    loader_end(&restore->loader);
 }
 
-static void release(struct cairn_loader *loader)
+static void release(struct loader *loader)
 {
     struct cairn_restore *restore = (struct cairn_restore *)loader;
-    cairn_report_free(restore->report);
+    report_free(restore->report);
     cairn_sweep_ranges_release(&restore->ranges);
     pthread_mutex_destroy(&restore->mutex);
     pthread_mutex_destroy(&restore->device);
 }
 
-cairn_status cairn_restore_begin(struct cairn_shard_job *job, struct cairn_sentence *why)
+cairn_status restore_begin(struct shard_job *job, struct cairn_sentence *why)
 {
     struct cairn_restore *restore = calloc(1, sizeof *restore);
     const uint64_t digest = job->load.digest;
-    struct cairn_report *report = digest != 0 ? cairn_report_new(job, digest) : NULL;
+    struct cairn_report *report = digest != 0 ? report_new(job, digest) : NULL;
     if (restore == NULL || (digest != 0 && report == NULL)) {
         free(restore);
-        cairn_report_free(report);
+        report_free(report);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to load a snapshot");
     }
     restore->report = report;
@@ -278,9 +275,9 @@ cairn_status cairn_restore_begin(struct cairn_shard_job *job, struct cairn_sente
     pthread_mutex_init(&restore->device, NULL);
     restore->loader.release = release;
     restore->loader.task =
-        (struct cairn_task) { .run = run_restore, .done = restore_done, .item_count = 1 };
-    cairn_loader_begin(&restore->loader, job);
-    cairn_pool_submit(job->shard->files, &restore->loader.task);
+        (struct task) { .run = run_restore, .done = restore_done, .item_count = 1 };
+    loader_begin(&restore->loader, job);
+    pool_submit(job->shard->files, &restore->loader.task);
     return CAIRN_OK;
 }
 
@@ -302,8 +299,8 @@ struct report_digest {
 };
 
 struct cairn_report {
-    struct cairn_report *next;   /* of the job's, while it is sent */
-    struct cairn_shard_job *job; /* borrowed */
+    struct cairn_report *next; /* of the job's, while it is sent */
+    struct shard_job *job;     /* borrowed */
     uint64_t snapshot;
     struct cairn_version version;
     /* owned */
@@ -314,7 +311,7 @@ struct cairn_report {
     size_t files_told, digests_told;
 };
 
-struct cairn_report *cairn_report_new(struct cairn_shard_job *job, uint64_t snapshot)
+struct cairn_report *report_new(struct shard_job *job, uint64_t snapshot)
 {
     struct cairn_report *report = calloc(1, sizeof *report);
     if (report == NULL) return NULL;
@@ -323,7 +320,7 @@ struct cairn_report *cairn_report_new(struct cairn_shard_job *job, uint64_t snap
     return report;
 }
 
-void cairn_report_free(struct cairn_report *report)
+void report_free(struct cairn_report *report)
 {
     if (report == NULL) return;
     for (size_t i = 0; i < report->file_count; i++) free(report->files[i].sums);
@@ -335,9 +332,8 @@ void cairn_report_free(struct cairn_report *report)
 
 /* ---- gathering ---- */
 
-cairn_status cairn_report_add_tree(struct cairn_report *report, uint32_t tensor,
-                                   enum cairn_plane plane, const struct cairn_tree *tree,
-                                   struct cairn_sentence *why)
+cairn_status report_add_tree(struct cairn_report *report, uint32_t tensor, enum cairn_plane plane,
+                             const struct cairn_tree *tree, struct cairn_sentence *why)
 {
     if (report->digest_count + tree->node_count > report->digest_capacity) {
         const size_t capacity = 2 * report->digest_capacity + CAIRN_TREE_NODES_MAX + 2;
@@ -353,27 +349,27 @@ cairn_status cairn_report_add_tree(struct cairn_report *report, uint32_t tensor,
     return CAIRN_OK;
 }
 
-cairn_status cairn_report_leaves(struct cairn_works *works, const void *plane, cairn_dtype dtype,
-                                 const struct cairn_geometry *geometry, uint64_t leaves,
-                                 struct cairn_tree *tree, struct cairn_sentence *why)
+cairn_status report_leaves(struct works *works, const void *plane, cairn_dtype dtype,
+                           const struct cairn_geometry *geometry, uint64_t leaves,
+                           struct cairn_tree *tree, struct cairn_sentence *why)
 {
     struct cairn_hash hashes[CAIRN_REPORT_LEAVES];
     assert(leaves <= CAIRN_REPORT_LEAVES);
-    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_HASH);
+    struct cairn_work *work = works_add(works, CAIRN_WORK_HASH);
     work->hash.plane = plane;
     work->hash.dtype = dtype;
     work->hash.geometry = geometry;
     work->hash.first_leaf = tree->next_leaf;
     work->hash.leaf_count = leaves;
     work->hash.hashes = hashes;
-    const cairn_status status = cairn_works_run(works, why);
+    const cairn_status status = works_run(works, why);
     for (uint64_t i = 0; status == CAIRN_OK && i < leaves; i++)
         cairn_tree_push_leaf(tree, &hashes[i]);
     return status;
 }
 
-cairn_status cairn_report_add_file(struct cairn_report *report, const char *path, uint64_t bytes,
-                                   uint8_t *sums, struct cairn_sentence *why)
+cairn_status report_add_file(struct cairn_report *report, const char *path, uint64_t bytes,
+                             uint8_t *sums, struct cairn_sentence *why)
 {
     if (report->file_count == report->file_capacity) {
         const size_t capacity = 2 * report->file_capacity + 8;
@@ -398,9 +394,9 @@ const char *cairn_report_file(const struct cairn_report *report, size_t i)
     return i < report->file_count ? report->files[i].path : NULL;
 }
 
-cairn_status cairn_report_keep_payload(struct cairn_report *report, struct cairn_sentence *why)
+cairn_status report_keep_payload(struct cairn_report *report, struct cairn_sentence *why)
 {
-    const struct cairn_decision *last = cairn_step_last(report->job->collector.step);
+    const struct cairn_decision *last = step_last(report->job->collector.step);
     report->payload = malloc(last->payload_bytes + 1);
     if (report->payload == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     if (last->payload_bytes > 0) memcpy(report->payload, last->payload, last->payload_bytes);
@@ -435,7 +431,7 @@ static void send_failure(const struct cairn_report *report, cairn_status status,
     Cairn__SnapshotPart part = message_of(report);
     part.status = (int32_t)status;
     part.text = (char *)(uintptr_t)why;
-    cairn_session_send(report->job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
+    session_send(report->job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
 }
 
 struct batch {
@@ -517,7 +513,7 @@ static bool send_batch(struct cairn_report *report)
         part.n_digests = fill_digests(report, &batch, part.n_files);
         part.digests = (Cairn__DigestNode **)(batch.list + part.n_files);
         part.more = !is_told(report);
-        cairn_session_send(report->job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
+        session_send(report->job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
         free(report->payload);
         report->payload = NULL;
         report->payload_bytes = 0;
@@ -537,16 +533,16 @@ static void send_some(struct cairn_report *report)
     if (sent && !is_told(report)) return;
     while (*link != report) link = &(*link)->next;
     *link = report->next;
-    cairn_report_free(report);
+    report_free(report);
 }
 
-void cairn_report_send(struct cairn_report *report, struct cairn_version version,
-                       cairn_status status, const struct cairn_sentence *why)
+void report_send(struct cairn_report *report, struct cairn_version version, cairn_status status,
+                 const struct cairn_sentence *why)
 {
     report->version = version;
     if (status != CAIRN_OK) {
         send_failure(report, status, why->text);
-        cairn_report_free(report);
+        report_free(report);
         return;
     }
     if (report->digest_count > 0)
@@ -556,19 +552,19 @@ void cairn_report_send(struct cairn_report *report, struct cairn_version version
     send_some(report);
 }
 
-void cairn_report_next(struct cairn_shard_job *job, uint64_t snapshot)
+void report_next(struct shard_job *job, uint64_t snapshot)
 {
     struct cairn_report *report = job->pins.reports;
     while (report != NULL && report->snapshot != snapshot) report = report->next;
     if (report != NULL) send_some(report);
 }
 
-void cairn_reports_drop(struct cairn_shard_job *job)
+void reports_drop(struct shard_job *job)
 {
     while (job->pins.reports != NULL) {
         struct cairn_report *report = job->pins.reports;
         job->pins.reports = report->next;
-        cairn_report_free(report);
+        report_free(report);
     }
 }
 
@@ -585,8 +581,8 @@ void cairn_reports_drop(struct cairn_shard_job *job)
 #define NEW UINT32_MAX
 
 struct cairn_extend {
-    struct cairn_loader loader;   /* first */
-    struct cairn_shard_job *from; /* borrowed; busy meanwhile */
+    struct loader loader;         /* first */
+    struct shard_job *from;       /* borrowed; busy meanwhile */
     struct cairn_version version; /* of `from` */
     uint32_t source[]; /* [job->view->table.map.extent_count] an extent of `from`, or NEW */
 };
@@ -594,7 +590,7 @@ struct cairn_extend {
 /* The extent of `from` that has the elements of the job's extent i. */
 static cairn_status find_source(struct cairn_extend *extend, size_t i, struct cairn_sentence *why)
 {
-    const struct cairn_shard_job *job = extend->loader.job, *from = extend->from;
+    const struct shard_job *job = extend->loader.job, *from = extend->from;
     const struct cairn_local_extent *extent = &job->view->table.map.extents[i];
     const struct cairn_tensor_spec *tensor = &job->spec.tensors[extent->tensor];
     const size_t was = cairn_spec_find_tensor(&from->spec, tensor->name);
@@ -606,23 +602,22 @@ static cairn_status find_source(struct cairn_extend *extend, size_t i, struct ca
     const struct cairn_local_extent *old = cairn_shard_map_find(&from->view->table.map,
                                                                 (uint32_t)was, extent->first_leaf);
     if (old == NULL || old->first_elem != extent->first_elem ||
-        old->elem_count != extent->elem_count ||
-        !cairn_load_same_form(tensor, &from->spec.tensors[was]))
+        old->elem_count != extent->elem_count || !load_same_form(tensor, &from->spec.tensors[was]))
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "tensor %s stands elsewhere than it did: nothing is moved", tensor->name);
     extend->source[i] = (uint32_t)(old - from->view->table.map.extents);
     return CAIRN_OK;
 }
 
-static bool at_version(const struct cairn_shard_job *from, const struct cairn_version *version)
+static bool at_version(const struct shard_job *from, const struct cairn_version *version)
 {
     return from->state == CAIRN_JOB_SERVING && !from->pass.updating && !from->park.is_under_way &&
-           cairn_version_compare(cairn_step_version(from->collector.step), *version) == 0;
+           cairn_version_compare(step_version(from->collector.step), *version) == 0;
 }
 
 static cairn_status judge(struct cairn_extend *extend, struct cairn_sentence *why)
 {
-    const struct cairn_version next = cairn_step_version(extend->loader.job->collector.step);
+    const struct cairn_version next = step_version(extend->loader.job->collector.step);
     const struct cairn_version *now = &extend->version;
     if (!at_version(extend->from, now) || now->step != next.step ||
         now->generation >= next.generation)
@@ -641,28 +636,26 @@ static cairn_status judge(struct cairn_extend *extend, struct cairn_sentence *wh
 
 /* ---- on the compute threads ---- */
 
-static void copy_chunk(struct cairn_works *works, const struct cairn_extend *extend,
-                       uint32_t extent, uint64_t local_elem, uint64_t elems)
+static void copy_chunk(struct works *works, const struct cairn_extend *extend, uint32_t extent,
+                       uint64_t local_elem, uint64_t elems)
 {
-    const struct cairn_shard_job *job = extend->loader.job, *from = extend->from;
+    const struct shard_job *job = extend->loader.job, *from = extend->from;
     const uint32_t source = extend->source[extent];
     const uint64_t old_elem = from->view->table.map.extents[source].local_elem +
                               (local_elem - job->view->table.map.extents[extent].local_elem);
-    cairn_planes_copy(works, &job->planes, extent, local_elem, &from->planes, source, old_elem,
-                      elems);
+    planes_copy(works, &job->planes, extent, local_elem, &from->planes, source, old_elem, elems);
 }
 
-static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
-                     struct cairn_works *works)
+static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage, struct works *works)
 {
-    const struct cairn_extend *extend = (struct cairn_extend *)cairn_loader_of(run);
-    const struct cairn_shard_job *job = extend->loader.job;
+    const struct cairn_extend *extend = (struct cairn_extend *)loader_of(run);
+    const struct shard_job *job = extend->loader.job;
     const uint32_t extent = job->view->table.extent_of[chunk];
     (void)stage;
     if (atomic_load(&extend->loader.canceled)) return false;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->view->table.map, chunk);
     if (extend->source[extent] == NEW)
-        cairn_load_init_chunk(works, job, chunk);
+        load_init_chunk(works, job, chunk);
     else
         copy_chunk(works, extend, extent, place.local_elem, place.elem_count);
     return false;
@@ -670,19 +663,18 @@ static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
 
 /* ---- begin and end ---- */
 
-static void extend_done(struct cairn_loader *loader)
+static void extend_done(struct loader *loader)
 {
     struct cairn_extend *extend = (struct cairn_extend *)loader;
-    struct cairn_shard_job *from = extend->from;
+    struct shard_job *from = extend->from;
     if (loader->status == CAIRN_OK && !at_version(from, &extend->version))
         extend->loader.status = cairn_fail(&extend->loader.why, CAIRN_ERR_NOT_READY,
                                            "job %s changed while it was extended", from->spec.name);
-    cairn_loader_end(&extend->loader);
-    cairn_shard_job_idle(from);
+    loader_end(&extend->loader);
+    shard_job_idle(from);
 }
 
-cairn_status cairn_extend_begin(struct cairn_shard_job *job, struct cairn_shard_job *from,
-                                struct cairn_sentence *why)
+cairn_status extend_begin(struct shard_job *job, struct shard_job *from, struct cairn_sentence *why)
 {
     if (from == NULL)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "shard %s holds no part of job %s to extend",
@@ -692,14 +684,14 @@ cairn_status cairn_extend_begin(struct cairn_shard_job *job, struct cairn_shard_
     if (extend == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to extend a job");
     extend->loader.job = job;
     extend->from = from;
-    extend->version = cairn_step_version(from->collector.step);
+    extend->version = step_version(from->collector.step);
     const cairn_status status = judge(extend, why);
     if (status != CAIRN_OK) {
         free(extend);
         return status;
     }
-    cairn_shard_job_busy(from);
-    cairn_loader_begin(&extend->loader, job);
-    cairn_loader_fill(&extend->loader, describe, extend_done);
+    shard_job_busy(from);
+    loader_begin(&extend->loader, job);
+    loader_fill(&extend->loader, describe, extend_done);
     return CAIRN_OK;
 }

@@ -24,8 +24,7 @@
 #define MEMORY_THREADS 4          /* make pages: from there on the kernel is what takes the time */
 
 static void device_say_way(const struct cairn_shard *shard);
-static cairn_status device_open(struct cairn_shard *shard,
-                                const struct cairn_shard_options *options,
+static cairn_status device_open(struct cairn_shard *shard, const struct shard_options *options,
                                 struct cairn_sentence *why);
 static uint32_t find_without(bool has_device);
 static cairn_status storage_open(struct cairn_shard *shard, struct cairn_sentence *why);
@@ -37,12 +36,12 @@ static void handle_closed(struct cairn_shard *shard)
     if (--shard->end.handles > 0) return;
     void (*on_closed)(void *context) = shard->end.on_closed;
     void *context = shard->end.context;
-    cairn_held_keys_release(shard);
+    held_keys_release(shard);
     free(shard->name);
     free(shard->import_folders);
     free(shard->memory.lock);
     free(shard->memory.host_root);
-    cairn_storage_watch_release(&shard->storage);
+    storage_watch_release(&shard->storage);
     free(shard);
     if (on_closed != NULL) on_closed(context);
 }
@@ -59,25 +58,25 @@ static void on_part_closed(void *context)
 
 static void free_jobs(struct cairn_shard *shard)
 {
-    while (shard->jobs != NULL) cairn_shard_job_free(shard->jobs);
+    while (shard->jobs != NULL) shard_job_free(shard->jobs);
 }
 
-void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), void *context)
+void shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), void *context)
 {
     assert(!shard->closing);
     shard->closing = true;
     shard->end.on_closed = on_closed;
     shard->end.context = context;
     shard->end.handles = 1;
-    cairn_arriving_drop_all(shard);
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        cairn_pin_cancel(job);
-        cairn_load_cancel(job);
+    arriving_drop_all(shard);
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        pin_cancel(job);
+        load_cancel(job);
     }
     if (shard->session.timer.data != NULL) {
         // The stream frees itself in its on_close, which still reads the shard: wait for both.
         shard->end.handles += 1 + (shard->session.stream != NULL);
-        cairn_connection_close(shard, on_timer_closed);
+        connection_close(shard, on_timer_closed);
     }
     uv_timer_t *const timers[] = { &shard->connects.again, &shard->lease_timer,
                                    &shard->relay_timer,    &shard->memory.give_timer,
@@ -92,41 +91,41 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         cairn_fabric_poll_close(&shard->poll, on_part_closed, shard);
     }
     // First: their threads may be reading the memory of workers.
-    if (cairn_compute_stop(&shard->device, on_part_closed, shard)) shard->end.handles++;
-    if (cairn_compute_stop(&shard->host, on_part_closed, shard)) shard->end.handles++;
+    if (compute_stop(&shard->device, on_part_closed, shard)) shard->end.handles++;
+    if (compute_stop(&shard->host, on_part_closed, shard)) shard->end.handles++;
     cairn_fabric_close(shard->fabric); // every loan ends here
     if (shard->files != NULL) {
         shard->end.handles++;
-        cairn_pool_close(shard->files, on_part_closed, shard);
+        pool_close(shard->files, on_part_closed, shard);
     }
     if (shard->snapshots != NULL) {
         shard->end.handles++;
-        cairn_pool_close(shard->snapshots, on_part_closed, shard);
+        pool_close(shard->snapshots, on_part_closed, shard);
     }
-    if (cairn_storage_watch_close(&shard->storage, on_part_closed, shard)) shard->end.handles++;
-    cairn_reserves_stop(shard);
+    if (storage_watch_close(&shard->storage, on_part_closed, shard)) shard->end.handles++;
+    reserves_stop(shard);
     if (shard->memory.pool != NULL) {
         shard->end.handles++;
-        cairn_pool_close(shard->memory.pool, on_part_closed, shard);
+        pool_close(shard->memory.pool, on_part_closed, shard);
     }
-    cairn_reserves_free(shard);
-    cairn_arriving_release(shard);
+    reserves_free(shard);
+    arriving_release(shard);
     if (shard->memory.toucher != NULL) {
         shard->end.handles++;
-        cairn_pool_close(shard->memory.toucher, on_part_closed, shard);
+        pool_close(shard->memory.toucher, on_part_closed, shard);
     }
     if (shard->memory.releaser != NULL) {
         shard->end.handles++;
-        cairn_pool_close(shard->memory.releaser, on_part_closed, shard);
+        pool_close(shard->memory.releaser, on_part_closed, shard);
     }
-    cairn_release_close(shard);
+    release_close(shard);
     free_jobs(shard);
-    cairn_compute_close(&shard->device);
-    cairn_compute_close(&shard->host);
+    compute_close(&shard->device);
+    compute_close(&shard->host);
     handle_closed(shard);
 }
 
-void cairn_shard_stream_closed(struct cairn_shard *shard)
+void shard_stream_closed(struct cairn_shard *shard)
 {
     handle_closed(shard);
 }
@@ -134,15 +133,14 @@ void cairn_shard_stream_closed(struct cairn_shard *shard)
 static void on_refused(void *arg, const char *what)
 {
     struct cairn_shard *shard = arg;
-    cairn_log_limited(&shard->fabric_refusals, CAIRN_LOG_WARN, "%s", what);
+    log_limited(&shard->fabric_refusals, CAIRN_LOG_WARN, "%s", what);
 }
 
-static cairn_status open_fabric(struct cairn_shard *shard,
-                                const struct cairn_shard_options *options,
+static cairn_status open_fabric(struct cairn_shard *shard, const struct shard_options *options,
                                 struct cairn_sentence *why)
 {
     const struct cairn_fabric_options fabric_options = {
-        .on_message = cairn_landing_on_message,
+        .on_message = landing_on_message,
         .on_message_arg = shard,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
         .held_max = HELD_MAX,
@@ -181,46 +179,44 @@ static cairn_status open_fabric(struct cairn_shard *shard,
 }
 
 static const struct cairn_shard_up up = {
-    .unused = cairn_shard_job_unused,
-    .fault = cairn_shard_job_stop,
-    .settle = cairn_own_settle,
-    .loaded = cairn_admit_loaded,
-    .copies_ended = cairn_pass_copies_ended,
-    .rests = cairn_move_rests,
-    .moves_end = cairn_move_leave,
-    .moves_free = cairn_move_release,
-    .memory_back = cairn_create_on_memory_back,
+    .unused = shard_job_unused,
+    .fault = shard_job_stop,
+    .settle = own_settle,
+    .loaded = admit_loaded,
+    .copies_ended = pass_copies_ended,
+    .rests = move_rests,
+    .moves_end = move_leave,
+    .moves_free = move_release,
+    .memory_back = create_on_memory_back,
 };
 
-static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_shard_options *options,
+static cairn_status open_parts(struct cairn_shard *shard, const struct shard_options *options,
                                struct cairn_sentence *why)
 {
-    cairn_status status = cairn_compute_open(&shard->host, shard->loop, cairn_home_host(),
-                                             "cairn-compute", options->compute_threads, why);
+    cairn_status status = compute_open(&shard->host, shard->loop, cairn_home_host(),
+                                       "cairn-compute", options->compute_threads, why);
     if (status == CAIRN_OK) status = device_open(shard, options, why);
     shard->without = find_without(shard->device.home != NULL);
     if (status == CAIRN_OK)
-        status = cairn_pool_open(shard->loop, "cairn-files", 1, NULL, &shard->files, why);
+        status = pool_open(shard->loop, "cairn-files", 1, NULL, &shard->files, why);
     if (status == CAIRN_OK)
-        status = cairn_pool_open(shard->loop, "cairn-snapshot", 1, cairn_thread_yield,
-                                 &shard->snapshots, why);
+        status = pool_open(shard->loop, "cairn-snapshot", 1, thread_yield, &shard->snapshots, why);
     if (status == CAIRN_OK)
-        status = cairn_pool_open(shard->loop, "cairn-memory", MEMORY_THREADS, NULL,
-                                 &shard->memory.pool, why);
+        status = pool_open(shard->loop, "cairn-memory", MEMORY_THREADS, NULL, &shard->memory.pool,
+                           why);
     if (status == CAIRN_OK)
-        status = cairn_pool_open(shard->loop, "cairn-touch", 1, cairn_thread_yield,
-                                 &shard->memory.toucher, why);
+        status = pool_open(shard->loop, "cairn-touch", 1, thread_yield, &shard->memory.toucher,
+                           why);
     if (status == CAIRN_OK)
-        status = cairn_pool_open(shard->loop, "cairn-release", 1, NULL, &shard->memory.releaser,
-                                 why);
+        status = pool_open(shard->loop, "cairn-release", 1, NULL, &shard->memory.releaser, why);
     if (status == CAIRN_OK) status = storage_open(shard, why);
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
-    if (status == CAIRN_OK) status = cairn_connection_open(shard, options->coordinator, why);
+    if (status == CAIRN_OK) status = connection_open(shard, options->coordinator, why);
     return status;
 }
 
-cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options *options,
-                              struct cairn_shard **shard_out, struct cairn_sentence *why)
+cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
+                        struct cairn_shard **shard_out, struct cairn_sentence *why)
 {
     struct cairn_shard *shard = calloc(1, sizeof *shard);
     if (shard == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
@@ -254,7 +250,7 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     shard->memory.lock = strdup(options->memory_lock != NULL ? options->memory_lock
                                                              : CAIRN_HOST_LOCK_PATH);
     shard->memory.host_root = strdup(options->host_root != NULL ? options->host_root : "");
-    cairn_status status = cairn_guard_install();
+    cairn_status status = guard_install();
     ssize_t got = getrandom(&shard->incarnation, sizeof shard->incarnation, 0);
     if (shard->name == NULL || shard->import_folders == NULL || shard->memory.lock == NULL ||
         shard->memory.host_root == NULL || got != (ssize_t)sizeof shard->incarnation) {
@@ -262,7 +258,7 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     }
     if (status == CAIRN_OK) status = open_parts(shard, options, why);
     if (status != CAIRN_OK) {
-        cairn_shard_close(shard, NULL, NULL);
+        shard_close(shard, NULL, NULL);
         return status;
     }
     *shard_out = shard;
@@ -275,7 +271,7 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
  * copies and kernels beside each other. */
 #define DEVICE_THREADS 4
 
-bool cairn_device_backend_ok(const char *backend)
+bool device_backend_ok(const char *backend)
 {
     return strcmp(backend, "host") == 0 || strcmp(backend, "cuda") == 0 ||
            strcmp(backend, "auto") == 0;
@@ -303,10 +299,10 @@ static void release(void *context, void *address, uint64_t bytes)
 static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
 {
     const struct cairn_shard *shard = context;
-    struct cairn_works *works = cairn_compute_loop(&shard->device);
+    struct works *works = compute_loop(&shard->device);
     struct cairn_sentence why;
-    cairn_works_copy(works, to_host, from_device, bytes);
-    return cairn_works_run(works, &why);
+    works_copy(works, to_host, from_device, bytes);
+    return works_run(works, &why);
 }
 
 static void offer_imports(struct cairn_shard *shard)
@@ -335,10 +331,9 @@ static cairn_status open_home(struct cairn_shard *shard, const char *device,
     const bool is_named = device != NULL && device[0] != '\0';
     cairn_status status = cairn_home_open_cuda(is_named ? device : NULL, &home, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_compute_open(&shard->device, shard->loop, home, "cairn-device", DEVICE_THREADS,
-                                why);
+    status = compute_open(&shard->device, shard->loop, home, "cairn-device", DEVICE_THREADS, why);
     // No thread of it runs: they are opened last. Jobs go to what is there, so nothing may stay.
-    if (status != CAIRN_OK) cairn_compute_close(&shard->device);
+    if (status != CAIRN_OK) compute_close(&shard->device);
     return status;
 }
 
@@ -350,8 +345,8 @@ static void say(struct cairn_shard *shard)
         "and by others; %u streams stage in up to %llu of what is free, and in as many of host "
         "memory, pinned",
         info->device, info->driver, (unsigned long long)info->total_bytes,
-        (unsigned long long)info->taken_bytes, cairn_compute_lanes(&shard->device),
-        (unsigned long long)cairn_compute_staging_left(&shard->device));
+        (unsigned long long)info->taken_bytes, compute_lanes(&shard->device),
+        (unsigned long long)compute_staging_left(&shard->device));
     if (info->numa_node != CAIRN_NUMA_NONE)
         cairn_log_info("%s is next to NUMA node %d: its threads run there, and pinned memory is of "
                        "there",
@@ -362,8 +357,7 @@ static void say(struct cairn_shard *shard)
 /* Opens the device that the options ask for, and says in the log where state lies, and why not elsewhere.
  * Without one `auto` goes on with host memory. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_UNSUPPORTED,
  * CAIRN_ERR_NO_MEMORY: cuda was asked for and cannot be had. */
-static cairn_status device_open(struct cairn_shard *shard,
-                                const struct cairn_shard_options *options,
+static cairn_status device_open(struct cairn_shard *shard, const struct shard_options *options,
                                 struct cairn_sentence *why)
 {
     const char *backend = options->backend != NULL ? options->backend : "host";
@@ -405,7 +399,7 @@ static void device_say_way(const struct cairn_shard *shard)
                    is_direct ? "from there" : "through host memory", why);
 }
 
-void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out)
+void device_tell(struct cairn_shard *shard, Cairn__Home *out)
 {
     struct cairn_home *home = shard->device.home != NULL ? shard->device.home : shard->host.home;
     struct cairn_home_info *info = (struct cairn_home_info *)(uintptr_t)cairn_home_info(home);
@@ -446,7 +440,7 @@ void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stat
 static size_t count_others(const struct cairn_shard *shard)
 {
     size_t count = 0;
-    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         count += job->state != CAIRN_JOB_FAULTED && job->state != CAIRN_JOB_LEAVING &&
                  job->memory.device == 0;
     return count;
@@ -460,7 +454,7 @@ static void tell(struct cairn_shard *shard, const char *failure)
     cairn_stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
 }
 
-void cairn_unfit_look(struct cairn_shard *shard)
+void unfit_look(struct cairn_shard *shard)
 {
     struct cairn_home *home = shard->device.home;
     const char *failure = home != NULL ? cairn_home_failure(home) : NULL;
@@ -547,10 +541,10 @@ static void ask(struct cairn_shard *shard)
     message.seconds = now_ms < shard->drain.due_ms
                           ? (uint32_t)((shard->drain.due_ms - now_ms + 999) / 1000)
                           : 1;
-    cairn_session_send(shard, CAIRN_MSG_DRAIN_ME, DRAIN_REQUEST, &message.base);
+    session_send(shard, CAIRN_MSG_DRAIN_ME, DRAIN_REQUEST, &message.base);
 }
 
-void cairn_shard_drain(struct cairn_shard *shard, uint32_t seconds)
+void shard_drain(struct cairn_shard *shard, uint32_t seconds)
 {
     if (shard->drain.is_wanted) return;
     shard->drain.is_wanted = true;
@@ -567,14 +561,14 @@ void cairn_shard_drain(struct cairn_shard *shard, uint32_t seconds)
     wait_on(shard);
 }
 
-void cairn_drain_on_welcome(struct cairn_shard *shard)
+void drain_on_welcome(struct cairn_shard *shard)
 {
     if (!shard->drain.is_wanted) return;
     ask(shard);
     if (is_asked(shard)) wait_on(shard);
 }
 
-void cairn_drain_on_lost(struct cairn_shard *shard)
+void drain_on_lost(struct cairn_shard *shard)
 {
     if (shard->drain.is_wanted) wait_on(shard);
 }
@@ -586,8 +580,8 @@ static bool is_answer(const struct cairn_shard *shard, const struct cairn_frame 
            (frame->type == CAIRN_MSG_DONE || frame->type == CAIRN_MSG_ERROR);
 }
 
-bool cairn_drain_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
-                            const ProtobufCMessage *message)
+bool drain_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+                      const ProtobufCMessage *message)
 {
     if (shard->session.standing != CAIRN_STANDING_GOOD) return false;
     if (frame->type == CAIRN_MSG_MEMBER_END) {
@@ -619,20 +613,20 @@ static cairn_status judge(const char *path, uint64_t token, const struct cairn_s
     return status;
 }
 
-static void on_said(struct cairn_storage_watch *watch)
+static void on_said(struct storage_watch *watch)
 {
     if (watch->said.text[0] != '\0')
         cairn_log_warn("no snapshot can be saved by this shard: %s", watch->said.text);
     else
         cairn_log_info("snapshots go to %s", watch->path);
-    cairn_connection_beat(watch->context);
+    connection_beat(watch->context);
 }
 
 static cairn_status storage_open(struct cairn_shard *shard, struct cairn_sentence *why)
 {
     shard->storage =
-        (struct cairn_storage_watch) { .judge = judge, .on_said = on_said, .context = shard };
-    return cairn_storage_watch_open(&shard->storage, shard->loop, why);
+        (struct storage_watch) { .judge = judge, .on_said = on_said, .context = shard };
+    return storage_watch_open(&shard->storage, shard->loop, why);
 }
 
 /* ==== without ==== */

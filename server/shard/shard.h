@@ -77,14 +77,14 @@ struct cairn_drain {
 
 /* Once. shard->events.on_drained follows, perhaps at once: its parts are elsewhere, or `seconds` (at least
  * 1) have passed, or the coordinator refused. */
-void cairn_shard_drain(struct cairn_shard *shard, uint32_t seconds);
+void shard_drain(struct cairn_shard *shard, uint32_t seconds);
 /* A session began: a coordinator that was not asked is. */
-void cairn_drain_on_welcome(struct cairn_shard *shard);
+void drain_on_welcome(struct cairn_shard *shard);
 /* It ended, though it was welcome: for the next one it is waited for two leases. */
-void cairn_drain_on_lost(struct cairn_shard *shard);
+void drain_on_lost(struct cairn_shard *shard);
 /* A frame of the coordinator. True: it was the answer to DrainMe, or MemberEnd; the shard may be closed. */
-bool cairn_drain_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
-                            const ProtobufCMessage *message);
+bool drain_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
+                      const ProtobufCMessage *message);
 
 /* ==== storage ==== */
 
@@ -98,14 +98,14 @@ bool cairn_drain_on_message(struct cairn_shard *shard, const struct cairn_frame 
  * ends as soon as it holds nothing else, so that whoever started it may start it with a new context, or not;
  * until then it serves the jobs of which it has nothing on the device. */
 
-struct cairn_unfit {
+struct unfit {
     bool is_told; /* the Hello of this session said it */
     bool is_said; /* in the log, that other jobs are served on */
     uint32_t beats;
 };
 
 /* With each heartbeat, in a session that stands. The last word: the shard may be closed in it. */
-void cairn_unfit_look(struct cairn_shard *shard);
+void unfit_look(struct cairn_shard *shard);
 
 /* ==== shard ==== */
 
@@ -116,19 +116,19 @@ enum {
     CAIRN_SHARD_NOTES_MAX = 4 /* of a member: micro-batch ends whose payload is being received */
 };
 
-struct cairn_shard_job;
+struct shard_job;
 
 /* ---- open and close ---- */
 
 /* Strings are copied; the hub is borrowed until the shard is closed. */
-struct cairn_shard_options {
+struct shard_options {
     const char *name;
     const char *coordinator;    /* "host:port" */
     const char *import_folders; /* that weights may be read from, ':' between them; NULL: none */
     uint64_t memory_bytes;      /* for state, landing, staging and replies of all jobs */
     uint64_t relay_cache_bytes; /* of them for what is fetched for a host, of a job */
     const char *memory_lock; /* what the shards of this host lock to take memory; NULL: as usual */
-    const char *host_root;   /* of cairn_headroom_read; NULL: "" */
+    const char *host_root;   /* of headroom_read; NULL: "" */
     uint32_t compute_threads;
     const char *backend;     /* "host", "cuda", "auto": cuda if it can be had; NULL: host */
     const char *device;      /* as of cairn_home_open_cuda */
@@ -145,7 +145,7 @@ struct cairn_shard_options {
     /* The coordinator said that this process is to end (the log has the sentence); it may be closed in here.
      * NULL: it goes on asking for its place. */
     void (*on_fenced)(struct cairn_shard *shard, void *context);
-    /* It is time to end: of cairn_shard_drain, or the coordinator said so; it may be closed in here. NULL:
+    /* It is time to end: of shard_drain, or the coordinator said so; it may be closed in here. NULL:
      * it goes on. */
     void (*on_drained)(struct cairn_shard *shard, void *context);
     /* Its device failed, and it holds nothing else (shard.h); it may be closed in here. NULL: it goes on. */
@@ -156,13 +156,12 @@ struct cairn_shard_options {
 /* Opens the fabric and begins to connect; goes on trying for ever. CAIRN_ERR_CONFIG: a bad address.
  * CAIRN_ERR_UNREACHABLE: no such device or port. CAIRN_ERR_NO_MEMORY. Several shards may live in one
  * process and on one loop. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_open(uv_loop_t *loop,
-                                               const struct cairn_shard_options *options,
-                                               struct cairn_shard **shard_out,
-                                               struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
+                                         struct cairn_shard **shard_out,
+                                         struct cairn_sentence *why);
 /* Ends everything at once (waits for items that run on the threads), forgets all state, frees the
  * shard; on_closed (may be NULL) follows from the loop. */
-void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), void *context);
+void shard_close(struct cairn_shard *shard, void (*on_closed)(void *context), void *context);
 
 /* ---- the structs ---- */
 
@@ -175,64 +174,64 @@ enum cairn_job_state {
     CAIRN_JOB_LEAVING
 };
 
-struct cairn_shard_job {
+struct shard_job {
     struct cairn_shard *shard; /* borrowed */
-    struct cairn_shard_job *next;
+    struct shard_job *next;
     enum cairn_job_state state;
     bool staged; /* made of another generation, which still serves: only handlers.c sees it */
     uint64_t number, generation, base_step;
     struct cairn_memory memory; /* taken of shard->memory.budget, by kind */
-    struct cairn_bytes bytes;   /* of all members that there were */
+    struct bytes bytes;         /* of all members that there were */
     uint32_t busy;              /* receives, sends and tasks that refer to this job */
     struct cairn_request dropping;
 
     /* what it is; owned: the spec is constant, the view changes between rounds: jobs.h */
     struct cairn_job_spec_data spec;
-    struct cairn_shard_view *view; /* of the layout in force */
+    struct shard_view *view; /* of the layout in force */
     /* borrowed: that of the device if planes lie there, else the host's; works that take any memory go by it,
-     * all others by cairn_shard_job_home */
+     * all others by shard_job_home */
     struct cairn_compute *compute;
 
     /* what it has */
-    struct cairn_terms terms;
+    struct terms terms;
     struct cairn_planes planes;
-    struct cairn_park park;         /* of these, where they lie for now */
-    struct cairn_move move;         /* of these, what comes and goes */
-    struct cairn_versions versions; /* that can be fetched */
-    struct cairn_members members;
-    struct cairn_tiling tiling; /* what members hold of the tensors */
+    struct cairn_park park;   /* of these, where they lie for now */
+    struct cairn_move move;   /* of these, what comes and goes */
+    struct versions versions; /* that can be fetched */
+    struct members members;
+    struct tiling tiling; /* what members hold of the tensors */
 
     /* the round: members.c and update.c */
-    struct cairn_collector collector; /* of the own part */
+    struct collector collector; /* of the own part */
     struct cairn_landing landing;
-    struct cairn_frozen frozen;
+    struct frozen frozen;
     struct cairn_pass pass;
 
     /* the rest of the traffic, in and out */
     struct cairn_load load;
     struct cairn_puts puts;
-    struct cairn_replies replies;
-    struct cairn_pins pins;
+    struct replies replies;
+    struct pins pins;
     struct cairn_relay *relays; /* owned: the first may work */
 };
 
 /* The calls by which rooms tell the rooms above them. There is one table, in shard.c. */
 struct cairn_shard_up {
     /* Nothing refers to the job any more. */
-    void (*unused)(struct cairn_shard_job *job);
-    /* cairn_shard_job_fault, cairn_shard_job_settle */
-    void (*fault)(struct cairn_shard_job *job, const char *why);
-    void (*settle)(struct cairn_shard_job *job);
+    void (*unused)(struct shard_job *job);
+    /* shard_job_fault, shard_job_settle */
+    void (*fault)(struct shard_job *job, const char *why);
+    void (*settle)(struct shard_job *job);
     /* The load of a LOADING job has ended. */
-    void (*loaded)(struct cairn_shard_job *job, cairn_status status,
-                   const struct cairn_sentence *why, bool puts_follow);
+    void (*loaded)(struct shard_job *job, cairn_status status, const struct cairn_sentence *why,
+                   bool puts_follow);
     /* Sends out of a published copy have ended: an UPDATE may wait for that. */
-    void (*copies_ended)(struct cairn_shard_job *job);
+    void (*copies_ended)(struct shard_job *job);
     /* The collector may rest, and a Fence waits for that: job->move.fence. */
-    void (*rests)(struct cairn_shard_job *job);
+    void (*rests)(struct shard_job *job);
     /* The job does nothing any more, or (moves_free) is being freed: its moves end. */
-    void (*moves_end)(struct cairn_shard_job *job);
-    void (*moves_free)(struct cairn_shard_job *job);
+    void (*moves_end)(struct shard_job *job);
+    void (*moves_free)(struct shard_job *job);
     /* Memory that was released is unmapped. */
     void (*memory_back)(struct cairn_shard *shard);
 };
@@ -244,9 +243,9 @@ struct cairn_shard {
     uint64_t incarnation;
     uint32_t copies_made; /* published ones: each has a number */
     struct cairn_session session;
-    struct cairn_storage_watch storage;
+    struct storage_watch storage;
     struct cairn_drain drain;
-    struct cairn_wall wall;
+    struct wall wall;
     struct cairn_fabric *fabric;
     struct cairn_fabric_poll poll;
     struct cairn_compute host, device; /* device: all 0 if there is none */
@@ -254,19 +253,19 @@ struct cairn_shard {
     struct cairn_fabric_device imports;
     struct cairn_pool *files;
     struct cairn_pool *snapshots; /* one thread, which gives way to all others: state.h */
-    struct cairn_shard_memory memory;
-    struct cairn_shard_job *jobs;    /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
-    struct cairn_arriving *arriving; /* messages of the coordinator whose pages are on their way */
-    struct cairn_arriving *arriving_dropped; /* of them, those that a thread still prepares */
-    struct cairn_coordinator_id seen; /* the newest coordinator that was obeyed; of what is held */
-    Cairn__Keys *keys;                /* those that it trusts; NULL: it has told of none */
-    uint64_t relay_cache_bytes;       /* of the memory, at most, for the relay of a job */
+    struct shard_memory memory;
+    struct shard_job *jobs;    /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
+    struct arriving *arriving; /* messages of the coordinator whose pages are on their way */
+    struct arriving *arriving_dropped; /* of them, those that a thread still prepares */
+    struct coordinator_id seen;        /* the newest coordinator that was obeyed; of what is held */
+    Cairn__Keys *keys;                 /* those that it trusts; NULL: it has told of none */
+    uint64_t relay_cache_bytes;        /* of the memory, at most, for the relay of a job */
     uint64_t unheard_ms; /* so long a shard may say nothing before it is told: connection.h */
 
     const struct cairn_shard_up *up;
     uint32_t without;                /* bits of enum cairn_without */
     struct cairn_sentence no_device; /* why there is no device; empty: there is one */
-    struct cairn_unfit unfit;        /* the device failed */
+    struct unfit unfit;              /* the device failed */
     uv_loop_t *loop;                 /* borrowed */
     struct {
         void (*on_ready)(struct cairn_shard *shard, void *context);
@@ -274,18 +273,18 @@ struct cairn_shard {
         void (*on_drained)(struct cairn_shard *shard, void *context);
         void (*on_unfit)(struct cairn_shard *shard, void *context);
         void *context;
-    } events; /* as of cairn_shard_options */
+    } events; /* as of shard_options */
 
     Cairn__ShardStats stats;
     struct {
         uint32_t made;    /* endpoints to members: the number of the last one */
         uv_timer_t again; /* the next try to connect members with `again` */
     } connects;
-    uv_timer_t relay_timer;           /* while a relay waits for something */
-    uv_timer_t lease_timer;           /* the next end of a lease: published.c */
-    uv_timer_t move_timer;            /* while a move waits for something: move.c */
-    struct cairn_log_limit strangers; /* messages that belong to nobody */
-    struct cairn_log_limit fabric_refusals;
+    uv_timer_t relay_timer;     /* while a relay waits for something */
+    uv_timer_t lease_timer;     /* the next end of a lease: published.c */
+    uv_timer_t move_timer;      /* while a move waits for something: move.c */
+    struct log_limit strangers; /* messages that belong to nobody */
+    struct log_limit fabric_refusals;
 
     bool closing;
     struct {

@@ -29,16 +29,16 @@ enum { PENDING, SAVING, SAVED, TAKEN };
 /* ---- how much ---- */
 
 /* The bytes of a chunk's plane; 0: the plane is no state of the chunk. */
-static size_t piece_bytes(const struct cairn_shard_view *view, uint64_t chunk, int plane)
+static size_t piece_bytes(const struct shard_view *view, uint64_t chunk, int plane)
 {
     const struct cairn_form *form = &view->forms[view->table.extent_of[chunk]];
-    if (!cairn_form_stores(form, plane)) return 0;
+    if (!form_stores(form, plane)) return 0;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&view->table.map, chunk);
-    return (size_t)cairn_form_bytes(form, (enum cairn_plane)plane, place.elem_count);
+    return (size_t)form_bytes(form, (enum cairn_plane)plane, place.elem_count);
 }
 
 /* All pieces; and the largest. */
-static uint64_t sum_pieces(const struct cairn_shard_view *view, size_t *largest_out)
+static uint64_t sum_pieces(const struct shard_view *view, size_t *largest_out)
 {
     uint64_t sum = 0;
     size_t largest = LINE;
@@ -53,14 +53,14 @@ static uint64_t sum_pieces(const struct cairn_shard_view *view, size_t *largest_
     return sum;
 }
 
-uint64_t cairn_staging_least(const struct cairn_shard_job *job)
+uint64_t staging_least(const struct shard_job *job)
 {
     size_t largest;
     (void)sum_pieces(job->view, &largest);
     return largest;
 }
 
-uint64_t cairn_staging_bytes(const struct cairn_shard_job *job, cairn_snapshot_staging room)
+uint64_t staging_bytes(const struct shard_job *job, cairn_snapshot_staging room)
 {
     size_t largest;
     const uint64_t all = sum_pieces(job->view, &largest);
@@ -72,17 +72,17 @@ uint64_t cairn_staging_bytes(const struct cairn_shard_job *job, cairn_snapshot_s
 
 /* ---- open and close ---- */
 
-cairn_status cairn_staging_open(struct cairn_staging *staging, struct cairn_shard_job *job,
-                                uint64_t bytes, struct cairn_sentence *why)
+cairn_status staging_open(struct staging *staging, struct shard_job *job, uint64_t bytes,
+                          struct cairn_sentence *why)
 {
     const size_t pieces = (size_t)job->view->table.map.chunk_count * CAIRN_PLANE_COUNT;
     size_t largest;
-    *staging = (struct cairn_staging) { .job = job,
-                                        .room = CAIRN_ARENA_NONE,
-                                        .wait_us_max = CAIRN_STAGING_WAIT_US };
+    *staging = (struct staging) { .job = job,
+                                  .room = CAIRN_ARENA_NONE,
+                                  .wait_us_max = CAIRN_STAGING_WAIT_US };
     staging->again = bytes < sum_pieces(job->view, &largest);
     staging->slot_bytes = largest;
-    staging->view = cairn_shard_view_ref(job->view);
+    staging->view = shard_view_ref(job->view);
     pthread_mutex_init(&staging->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -93,23 +93,23 @@ cairn_status cairn_staging_open(struct cairn_staging *staging, struct cairn_shar
     staging->saved = calloc(pieces + 1, sizeof *staging->saved);
     if (staging->pieces == NULL || staging->saved == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
-    return cairn_arena_open_scratch("staging", bytes, &staging->room, why);
+    return arena_open_scratch("staging", bytes, &staging->room, why);
 }
 
-void cairn_staging_close(struct cairn_staging *staging)
+void staging_close(struct staging *staging)
 {
     if (staging->job == NULL) return;
     cairn_release(staging->job->shard, &staging->room); // on another thread: 0.2 s a GiB
-    cairn_shard_view_unref(staging->view);
+    shard_view_unref(staging->view);
     free((void *)staging->pieces);
     free(staging->saved);
     pthread_cond_destroy(&staging->freed);
     pthread_mutex_destroy(&staging->lock);
-    *staging = (struct cairn_staging) { .job = NULL };
+    *staging = (struct staging) { .job = NULL };
 }
 
 /* The kernel clears pages with the bandwidth that an update needs: they take turns, but not for ever. */
-static void give_way(const struct cairn_staging *staging, uint64_t *rests_left)
+static void give_way(const struct staging *staging, uint64_t *rests_left)
 {
     while (atomic_load(&staging->job->pins.updating) && !atomic_load(&staging->canceled) &&
            *rests_left > 0) {
@@ -119,9 +119,9 @@ static void give_way(const struct cairn_staging *staging, uint64_t *rests_left)
 }
 
 /* Pages that a pass has made meanwhile stay as they are. */
-static void touch(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void touch(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct cairn_staging *staging = (struct cairn_staging *)task;
+    struct staging *staging = (struct staging *)task;
     uint64_t rests_left = REST_MAX_US / REST_US;
     bool presses = false;
     (void)item;
@@ -129,34 +129,33 @@ static void touch(struct cairn_task *task, uint32_t item, uint32_t thread)
     for (size_t at = 0; at < staging->room.bytes && !atomic_load(&staging->canceled);
          at += TOUCH_BYTES) {
         give_way(staging, &rests_left);
-        if (!presses && uv_hrtime() > staging->press_ns) cairn_thread_press(), presses = true;
+        if (!presses && uv_hrtime() > staging->press_ns) thread_press(), presses = true;
         const size_t left = staging->room.bytes - at;
         if (madvise(staging->room.base + at, left < TOUCH_BYTES ? left : TOUCH_BYTES,
                     MADV_POPULATE_WRITE) != 0)
             break; // who needs a page makes it
     }
-    if (presses) cairn_thread_yield();
+    if (presses) thread_yield();
 }
 
-static void touch_done(struct cairn_task *task)
+static void touch_done(struct task *task)
 {
-    struct cairn_staging *staging = (struct cairn_staging *)task;
+    struct staging *staging = (struct staging *)task;
     staging->touched(staging->context);
 }
 
-void cairn_staging_touch(struct cairn_staging *staging, void (*touched)(void *context),
-                         void *context)
+void staging_touch(struct staging *staging, void (*touched)(void *context), void *context)
 {
     staging->touched = touched;
     staging->context = context;
     staging->press_ns = uv_hrtime() +
                         (uint64_t)cairn_policy_prepare_within_s(&staging->job->spec.policy) *
                             1000000000 / 2;
-    staging->touch = (struct cairn_task) { .run = touch, .done = touch_done, .item_count = 1 };
-    cairn_pool_submit(staging->job->shard->memory.toucher, &staging->touch);
+    staging->touch = (struct task) { .run = touch, .done = touch_done, .item_count = 1 };
+    pool_submit(staging->job->shard->memory.toucher, &staging->touch);
 }
 
-void cairn_staging_cancel(struct cairn_staging *staging)
+void staging_cancel(struct staging *staging)
 {
     if (staging->job == NULL) return;
     pthread_mutex_lock(&staging->lock);
@@ -165,14 +164,14 @@ void cairn_staging_cancel(struct cairn_staging *staging)
     pthread_mutex_unlock(&staging->lock);
 }
 
-bool cairn_staging_is_quiet(const struct cairn_staging *staging)
+bool staging_is_quiet(const struct staging *staging)
 {
     // In this order: a reader that begins later sees that it was canceled.
     return staging->job != NULL && atomic_load(&staging->canceled) &&
            !atomic_load(&staging->reading);
 }
 
-cairn_status cairn_staging_check(const struct cairn_staging *staging, struct cairn_sentence *why)
+cairn_status staging_check(const struct staging *staging, struct cairn_sentence *why)
 {
     if (!atomic_load(&staging->canceled)) return CAIRN_OK;
     if (!atomic_load(&staging->stalled))
@@ -185,7 +184,7 @@ cairn_status cairn_staging_check(const struct cairn_staging *staging, struct cai
 
 /* Takes room that was never used; NULL: there is none left. Works without a lock, so that a pass
  * never waits for a thread that gives way to everybody. */
-static uint8_t *new_room(struct cairn_staging *staging, size_t bytes)
+static uint8_t *new_room(struct staging *staging, size_t bytes)
 {
     const uint64_t at = atomic_fetch_add(&staging->used, bytes);
     return at <= staging->room.bytes && bytes <= staging->room.bytes - at ? staging->room.base + at
@@ -193,7 +192,7 @@ static uint8_t *new_room(struct cairn_staging *staging, size_t bytes)
 }
 
 /* A slot; NULL: there is none; lock held. */
-static uint8_t *find_slot(struct cairn_staging *staging)
+static uint8_t *find_slot(struct staging *staging)
 {
     uint8_t *at = staging->spare;
     if (at == NULL) return new_room(staging, staging->slot_bytes);
@@ -212,7 +211,7 @@ static struct timespec after(uint64_t us)
 }
 
 /* NULL: as take_room; lock held. */
-static uint8_t *wait_for_slot(struct cairn_staging *staging)
+static uint8_t *wait_for_slot(struct staging *staging)
 {
     const uint64_t from = uv_hrtime();
     const struct timespec end = after(staging->wait_us_max);
@@ -237,7 +236,7 @@ static uint8_t *wait_for_slot(struct cairn_staging *staging)
 }
 
 /* NULL: nobody reads what would be saved. */
-static uint8_t *take_room(struct cairn_staging *staging, size_t bytes)
+static uint8_t *take_room(struct staging *staging, size_t bytes)
 {
     if (!staging->again) return new_room(staging, ALIGN_UP(bytes, LINE));
     pthread_mutex_lock(&staging->lock);
@@ -247,7 +246,7 @@ static uint8_t *take_room(struct cairn_staging *staging, size_t bytes)
     return at;
 }
 
-static void give_room(struct cairn_staging *staging, uint8_t *at)
+static void give_room(struct staging *staging, uint8_t *at)
 {
     if (!staging->again) return;
     pthread_mutex_lock(&staging->lock);
@@ -265,10 +264,9 @@ static size_t number_of(uint64_t chunk, int plane)
 }
 
 /* Adds the copy of a pending piece. False: nothing is to be saved of it. */
-static bool begin_save(struct cairn_staging *staging, struct cairn_works *works, uint64_t chunk,
-                       int plane)
+static bool begin_save(struct staging *staging, struct works *works, uint64_t chunk, int plane)
 {
-    const struct cairn_shard_view *view = staging->view;
+    const struct shard_view *view = staging->view;
     const size_t n = number_of(chunk, plane), bytes = piece_bytes(view, chunk, plane);
     if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return false;
     uint8_t *at = take_room(staging, bytes); // before it is SAVING: the reader waits for that
@@ -280,23 +278,23 @@ static bool begin_save(struct cairn_staging *staging, struct cairn_works *works,
         return false;
     }
     staging->saved[n] = at;
-    cairn_works_copy(works, at,
-                     cairn_planes_at(&staging->job->planes, (enum cairn_plane)plane,
-                                     view->table.extent_of[chunk],
-                                     cairn_shard_map_chunk(&view->table.map, chunk).local_elem),
-                     bytes);
+    works_copy(works, at,
+               planes_at(&staging->job->planes, (enum cairn_plane)plane,
+                         view->table.extent_of[chunk],
+                         cairn_shard_map_chunk(&view->table.map, chunk).local_elem),
+               bytes);
     atomic_fetch_add(&staging->saved_bytes, bytes);
     return true;
 }
 
-void cairn_staging_save(struct cairn_staging *staging, struct cairn_works *works, uint64_t chunk)
+void staging_save(struct staging *staging, struct works *works, uint64_t chunk)
 {
     if (atomic_load(&staging->canceled)) return;
     for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
         // Each at once: while this waits for room, the reader waits for nothing that is only begun.
         if (!begin_save(staging, works, chunk, p)) continue;
-        cairn_works_flush(works);
-        if (cairn_works_now(works)->status != CAIRN_OK) atomic_store(&staging->failed, true);
+        works_flush(works);
+        if (works_now(works)->status != CAIRN_OK) atomic_store(&staging->failed, true);
         atomic_exchange(&staging->pieces[number_of(chunk, p)], SAVED);
     }
 }
@@ -318,7 +316,7 @@ copy_loosely(void *to, const void *from, size_t bytes)
 
 /* Copies state that an update may overwrite meanwhile; read_piece() checks afterwards and throws a
  * torn copy away. tsan.supp refers to this function by its name. */
-__attribute__((noinline)) static cairn_status peek_at_live_state(struct cairn_works *works,
+__attribute__((noinline)) static cairn_status peek_at_live_state(struct works *works,
                                                                  const void *from, size_t bytes,
                                                                  void *to,
                                                                  struct cairn_sentence *why)
@@ -327,8 +325,8 @@ __attribute__((noinline)) static cairn_status peek_at_live_state(struct cairn_wo
         copy_loosely(to, from, bytes);
         return CAIRN_OK;
     }
-    memcpy(to, cairn_works_get(works, from, bytes), bytes);
-    return cairn_works_run(works, why);
+    memcpy(to, works_get(works, from, bytes), bytes);
+    return works_run(works, why);
 }
 
 /* False: it is pending no more. */
@@ -346,7 +344,7 @@ struct range {
     bool ends;
 };
 
-static cairn_status read_piece(struct cairn_staging *staging, struct cairn_works *works, size_t n,
+static cairn_status read_piece(struct staging *staging, struct works *works, size_t n,
                                const struct range *range, void *to, struct cairn_sentence *why)
 {
     _Atomic uint8_t *piece = &staging->pieces[n];
@@ -369,18 +367,18 @@ static cairn_status read_piece(struct cairn_staging *staging, struct cairn_works
     return CAIRN_OK;
 }
 
-static cairn_status read_range(struct cairn_staging *staging, struct cairn_works *works,
-                               uint64_t chunk, enum cairn_plane plane, uint64_t first,
-                               uint64_t elems, bool ends, void *to, struct cairn_sentence *why)
+static cairn_status read_range(struct staging *staging, struct works *works, uint64_t chunk,
+                               enum cairn_plane plane, uint64_t first, uint64_t elems, bool ends,
+                               void *to, struct cairn_sentence *why)
 {
-    const struct cairn_shard_view *view = staging->view;
+    const struct shard_view *view = staging->view;
     const uint32_t extent = view->table.extent_of[chunk];
     const struct cairn_form *form = &view->forms[extent];
     const uint64_t local = cairn_shard_map_chunk(&view->table.map, chunk).local_elem + first;
     const struct range range = {
-        .live = cairn_planes_at(&staging->job->planes, plane, extent, local),
-        .offset = (size_t)cairn_form_bytes(form, plane, first),
-        .bytes = (size_t)cairn_form_bytes(form, plane, elems),
+        .live = planes_at(&staging->job->planes, plane, extent, local),
+        .offset = (size_t)form_bytes(form, plane, first),
+        .bytes = (size_t)form_bytes(form, plane, elems),
         .ends = ends,
     };
     return read_piece(staging, works, number_of(chunk, (int)plane), &range, to, why);
@@ -389,10 +387,10 @@ static cairn_status read_range(struct cairn_staging *staging, struct cairn_works
 /* ---- ahead of an update ---- */
 
 /* A piece that is pending and in host memory. False: there is no room. */
-static bool save_piece_ahead(struct cairn_staging *staging, struct cairn_works *works,
-                             uint64_t chunk, int plane)
+static bool save_piece_ahead(struct staging *staging, struct works *works, uint64_t chunk,
+                             int plane)
 {
-    const struct cairn_shard_view *view = staging->view;
+    const struct shard_view *view = staging->view;
     const size_t n = number_of(chunk, plane), bytes = piece_bytes(view, chunk, plane);
     const uint64_t local = cairn_shard_map_chunk(&view->table.map, chunk).local_elem;
     struct cairn_sentence unsaid;
@@ -402,8 +400,8 @@ static bool save_piece_ahead(struct cairn_staging *staging, struct cairn_works *
     if (at == NULL) return false;
     // In place: it cannot fail.
     (void)peek_at_live_state(works,
-                             cairn_planes_at(&staging->job->planes, (enum cairn_plane)plane,
-                                             view->table.extent_of[chunk], local),
+                             planes_at(&staging->job->planes, (enum cairn_plane)plane,
+                                       view->table.extent_of[chunk], local),
                              bytes, at, &unsaid);
     // Still pending: what was read is whole. Else a pass has begun and saved it: no more follow.
     if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) return true;
@@ -414,18 +412,17 @@ static bool save_piece_ahead(struct cairn_staging *staging, struct cairn_works *
 }
 
 /* No pass has begun since, and its end is awaited by nobody. */
-static bool is_ahead(const struct cairn_staging *staging, const struct cairn_pace *pace,
-                     uint64_t passes)
+static bool is_ahead(const struct staging *staging, const struct cairn_pace *pace, uint64_t passes)
 {
-    const struct cairn_pins *pins = &staging->job->pins;
+    const struct pins *pins = &staging->job->pins;
     return !staging->again && !atomic_load(&staging->canceled) && !atomic_load(&pins->updating) &&
-           atomic_load(&pins->passes) == passes && !cairn_pace_presses(pace, uv_hrtime() / 1000);
+           atomic_load(&pins->passes) == passes && !pace_presses(pace, uv_hrtime() / 1000);
 }
 
-void cairn_staging_save_ahead(struct cairn_staging *staging, const struct cairn_pace *pace)
+void staging_save_ahead(struct staging *staging, const struct cairn_pace *pace)
 {
-    const struct cairn_shard_view *view = staging->view;
-    struct cairn_works *works = cairn_compute_snapshots(&staging->job->shard->host);
+    const struct shard_view *view = staging->view;
+    struct works *works = compute_snapshots(&staging->job->shard->host);
     const uint64_t passes = atomic_load(&staging->job->pins.passes);
     bool goes_on = true;
     atomic_store(&staging->reading, true);
@@ -438,113 +435,112 @@ void cairn_staging_save_ahead(struct cairn_staging *staging, const struct cairn_
     atomic_store(&staging->reading, false);
 }
 
-cairn_status cairn_staging_read(struct cairn_staging *staging, struct cairn_works *works,
-                                uint64_t chunk, enum cairn_plane plane, uint64_t first,
-                                uint64_t elems, bool ends, void *to, struct cairn_sentence *why)
+cairn_status staging_read(struct staging *staging, struct works *works, uint64_t chunk,
+                          enum cairn_plane plane, uint64_t first, uint64_t elems, bool ends,
+                          void *to, struct cairn_sentence *why)
 {
     atomic_store(&staging->reading, true);
-    cairn_status status = cairn_staging_check(staging, why);
+    cairn_status status = staging_check(staging, why);
     if (status == CAIRN_OK)
         status = read_range(staging, works, chunk, plane, first, elems, ends, to, why);
     // Again: a pass that did not save any more may have overwritten what was pending.
-    if (status == CAIRN_OK) status = cairn_staging_check(staging, why);
+    if (status == CAIRN_OK) status = staging_check(staging, why);
     atomic_store(&staging->reading, false);
     return status;
 }
 
 /* ==== load ==== */
 
-static void loader_free(struct cairn_loader *loader)
+static void loader_free(struct loader *loader)
 {
     if (loader->release != NULL) loader->release(loader);
     free(loader);
 }
 
-void cairn_loader_begin(struct cairn_loader *loader, struct cairn_shard_job *job)
+void loader_begin(struct loader *loader, struct shard_job *job)
 {
     loader->job = job;
     job->load.at_work = loader;
     job->state = CAIRN_JOB_LOADING;
-    cairn_shard_job_busy(job);
+    shard_job_busy(job);
 }
 
-struct cairn_loader *cairn_loader_of(struct cairn_run *run)
+struct loader *loader_of(struct cairn_run *run)
 {
-    return ((struct cairn_loader_part *)run)->loader;
+    return ((struct loader_part *)run)->loader;
 }
 
 static void part_done(struct cairn_run *run)
 {
-    struct cairn_loader *loader = cairn_loader_of(run);
+    struct loader *loader = loader_of(run);
     if (run->status != CAIRN_OK) {
-        cairn_compute_why(run->compute, &loader->why);
+        compute_why(run->compute, &loader->why);
         loader->status = run->status;
     }
-    (void)cairn_shard_job_run_failed(loader->job, run);
+    (void)shard_job_run_failed(loader->job, run);
     if (--loader->parts_left == 0) loader->filled(loader);
 }
 
-void cairn_loader_fill(struct cairn_loader *loader,
-                       bool (*describe)(struct cairn_run *run, uint32_t chunk, uint32_t stage,
-                                        struct cairn_works *works),
-                       void (*done)(struct cairn_loader *loader))
+void loader_fill(struct loader *loader,
+                 bool (*describe)(struct cairn_run *run, uint32_t chunk, uint32_t stage,
+                                  struct works *works),
+                 void (*done)(struct loader *loader))
 {
-    const struct cairn_shard_job *job = loader->job;
+    const struct shard_job *job = loader->job;
     const uint32_t cut = job->pass.host.first; // the chunks before it lie on the device
     const struct cairn_run run = { .describe = describe, .done = part_done };
     loader->filled = done;
     loader->status = CAIRN_OK;
     loader->parts_left = cut > 0 ? 2 : 1;
-    loader->device = (struct cairn_loader_part) { run, loader };
+    loader->device = (struct loader_part) { run, loader };
     loader->device.run.compute = &job->shard->device;
     loader->device.run.item_count = cut;
-    loader->host = (struct cairn_loader_part) { run, loader };
+    loader->host = (struct loader_part) { run, loader };
     loader->host.run.compute = &job->shard->host;
     loader->host.run.item_count = (uint32_t)job->view->table.map.chunk_count - cut;
     loader->host.run.item_first = cut;
-    if (cut > 0) cairn_compute_submit(&loader->device.run);
-    cairn_compute_submit(&loader->host.run); // of nothing, too: its end follows
+    if (cut > 0) compute_submit(&loader->device.run);
+    compute_submit(&loader->host.run); // of nothing, too: its end follows
 }
 
-void cairn_loader_end(struct cairn_loader *loader)
+void loader_end(struct loader *loader)
 {
-    struct cairn_shard_job *job = loader->job;
+    struct shard_job *job = loader->job;
     const cairn_status status = loader->status;
     const struct cairn_sentence why = loader->why;
     const bool puts_follow = loader->puts_follow;
     job->load.at_work = NULL;
     loader_free(loader);
     if (job->state == CAIRN_JOB_LOADING) job->shard->up->loaded(job, status, &why, puts_follow);
-    cairn_shard_job_idle(job);
+    shard_job_idle(job);
 }
 
-void cairn_load_cancel(struct cairn_shard_job *job)
+void load_cancel(struct shard_job *job)
 {
     if (job->load.at_work != NULL) atomic_store(&job->load.at_work->canceled, true);
-    cairn_taken_end(&job->load.taken, false);
+    taken_end(&job->load.taken, false);
 }
 
-void cairn_load_release(struct cairn_shard_job *job)
+void load_release(struct shard_job *job)
 {
     if (job->load.at_work != NULL) loader_free(job->load.at_work);
     free(job->load.path);
-    cairn_taken_close(&job->load.taken);
+    taken_close(&job->load.taken);
 }
 
-bool cairn_load_same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b)
+bool load_same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b)
 {
     return a->shape.rank == b->shape.rank && a->master == b->master &&
            memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0;
 }
 
-void cairn_load_init_chunk(struct cairn_works *works, const struct cairn_shard_job *job,
-                           uint64_t chunk)
+void load_init_chunk(struct works *works, const struct shard_job *job, uint64_t chunk)
 {
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->view->table.map, chunk);
     const struct cairn_tensor_spec *tensor = &job->spec.tensors[place.tensor];
-    float *param = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
-                                   job->view->table.extent_of[chunk], place.local_elem);
-    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_INIT);
+    float *param = planes_at(&job->planes, CAIRN_PLANE_PARAM, job->view->table.extent_of[chunk],
+                             place.local_elem);
+    struct cairn_work *work = works_add(works, CAIRN_WORK_INIT);
     work->init.out = param;
     work->init.source = cairn_init_source_of(&tensor->init, tensor->name);
     work->init.first_elem = place.first_elem;

@@ -44,19 +44,19 @@ struct cairn_pace {
 
 /* Loop thread, before the writer begins: of so many bytes, that are to be written by deadline_us. before_us,
  * last_us: how long a step took, and when the last one ended; 0: none did. */
-void cairn_pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t before_us,
-                     uint64_t last_us, uint64_t deadline_us);
+void pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t before_us, uint64_t last_us,
+               uint64_t deadline_us);
 /* Loop thread: a step ended, which took so long. */
-void cairn_pace_step(struct cairn_pace *pace, uint64_t took_us, uint64_t now_us);
+void pace_step(struct cairn_pace *pace, uint64_t took_us, uint64_t now_us);
 /* Bytes a second that may be written now; any thread. */
-uint64_t cairn_pace_rate(const struct cairn_pace *pace, uint64_t now_us);
+uint64_t pace_rate(const struct cairn_pace *pace, uint64_t now_us);
 
 /* The deadline asks for more than the steps allow, or somebody waits: it is time to be in nobody's way no
  * more. Any thread. */
-bool cairn_pace_presses(const struct cairn_pace *pace, uint64_t now_us);
+bool pace_presses(const struct cairn_pace *pace, uint64_t now_us);
 /* The writer: how long to rest before so many bytes more are written; it is to ask again after that. 0: go
  * on, they are counted. */
-uint64_t cairn_pace_rest_us(struct cairn_pace *pace, uint64_t bytes, uint64_t now_us);
+uint64_t pace_rest_us(struct cairn_pace *pace, uint64_t bytes, uint64_t now_us);
 
 /* ==== staging ==== */
 
@@ -72,22 +72,22 @@ uint64_t cairn_pace_rest_us(struct cairn_pace *pace, uint64_t bytes, uint64_t no
  * made some, and how long is counted; where it makes none for long (the storage hangs), the staging is given
  * up, for training comes first. */
 
-struct cairn_shard_job;
-struct cairn_shard_view;
+struct shard_job;
+struct shard_view;
 
 /* The host memory that "small" takes, unless a chunk's planes take more. */
 #define CAIRN_STAGING_SMALL_BYTES ((uint64_t)64 << 20)
 
-struct cairn_staging {
-    struct cairn_task touch;     /* makes its pages, so that no update has to */
-    struct cairn_shard_job *job; /* borrowed; its planes lie where they lie until this is closed */
-    struct cairn_shard_view *view;  /* counted */
-    void (*touched)(void *context); /* of cairn_staging_touch */
+struct staging {
+    struct task touch;       /* makes its pages, so that no update has to */
+    struct shard_job *job;   /* borrowed; its planes lie where they lie until this is closed */
+    struct shard_view *view; /* counted */
+    void (*touched)(void *context); /* of staging_touch */
     void *context;
     uint64_t press_ns; /* uv_hrtime: from then on the pages are made in nobody's way no more */
     _Atomic uint8_t *pieces; /* owned: [chunk_count][CAIRN_PLANE_COUNT] enum */
     uint8_t **saved;         /* owned: the same: where it was saved */
-    struct cairn_arena room; /* owned */
+    struct arena room;       /* owned */
     bool again;              /* small: room is used again, by slots of slot_bytes */
     size_t slot_bytes;
     uint64_t wait_us_max;       /* CAIRN_STAGING_WAIT_US */
@@ -109,51 +109,48 @@ struct cairn_staging {
 #define CAIRN_STAGING_WAIT_US ((uint64_t)30000000)
 
 /* The bytes of the staging for a job's part; and the least with which it can be opened. */
-uint64_t cairn_staging_bytes(const struct cairn_shard_job *job, cairn_snapshot_staging room);
-uint64_t cairn_staging_least(const struct cairn_shard_job *job);
+uint64_t staging_bytes(const struct shard_job *job, cairn_snapshot_staging room);
+uint64_t staging_least(const struct shard_job *job);
 
 /* ---- loop thread ---- */
 /* Opens a staging of the state as it is now. No pass over the state may be under way. If there is
  * less room than for all of the state, room is used again. On CAIRN_ERR_NO_MEMORY `staging` is to
  * be closed all the same. */
-CAIRN_MUST_CHECK cairn_status cairn_staging_open(struct cairn_staging *staging,
-                                                 struct cairn_shard_job *job, uint64_t bytes,
-                                                 struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status staging_open(struct staging *staging, struct shard_job *job,
+                                           uint64_t bytes, struct cairn_sentence *why);
 /* Begins to make the pages; `touched` follows on the loop, and the staging is not closed before. */
-void cairn_staging_touch(struct cairn_staging *staging, void (*touched)(void *context),
-                         void *context);
+void staging_touch(struct staging *staging, void (*touched)(void *context), void *context);
 /* Nobody reads it any more: no pass saves anything, or waits. */
-void cairn_staging_cancel(struct cairn_staging *staging);
+void staging_cancel(struct staging *staging);
 /* It was, and its reader looks at the planes no more, though it may hang in storage: they may move. */
-bool cairn_staging_is_quiet(const struct cairn_staging *staging);
+bool staging_is_quiet(const struct staging *staging);
 /* Whether it was: then why, and CAIRN_ERR_CANCELED, or CAIRN_ERR_TIMEOUT if a pass had waited for too long.
  * Any thread. */
-CAIRN_MUST_CHECK cairn_status cairn_staging_check(const struct cairn_staging *staging,
-                                                  struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status staging_check(const struct staging *staging,
+                                            struct cairn_sentence *why);
 /* No pass that saves into it may be under way. A staging that is all 0 may be closed, too. Loop
  * thread. */
-void cairn_staging_close(struct cairn_staging *staging);
+void staging_close(struct staging *staging);
 
 /* ---- a pass; any thread ---- */
 /* Before what overwrites any of the chunk is added to the works: saves what is pending of it, for its version
  * may not be read here any more. Runs what is in the list. */
-void cairn_staging_save(struct cairn_staging *staging, struct cairn_works *works, uint64_t chunk);
+void staging_save(struct staging *staging, struct works *works, uint64_t chunk);
 
 /* ---- the one thread that reads ---- */
 /* Copies elements of a chunk's plane, as they were at that version, to host memory: `elems` of
  * them, from `first` on (counted in the chunk). `ends`: they are the last that are asked for of the
- * piece. `works` is the reader's, in the chunk's home. Returns as cairn_works_run, or as
- * cairn_staging_check. */
-CAIRN_MUST_CHECK cairn_status cairn_staging_read(struct cairn_staging *staging,
-                                                 struct cairn_works *works, uint64_t chunk,
-                                                 enum cairn_plane plane, uint64_t first,
-                                                 uint64_t elems, bool ends, void *to,
-                                                 struct cairn_sentence *why);
+ * piece. `works` is the reader's, in the chunk's home. Returns as works_run, or as
+ * staging_check. */
+CAIRN_MUST_CHECK cairn_status staging_read(struct staging *staging, struct works *works,
+                                           uint64_t chunk, enum cairn_plane plane, uint64_t first,
+                                           uint64_t elems, bool ends, void *to,
+                                           struct cairn_sentence *why);
 
 /* Where there is room for all: saves what it can before the next pass begins, which then has less to save;
  * until the pace presses. It is not to be called where no pass is near: what is read where it lies is copied
  * once less. */
-void cairn_staging_save_ahead(struct cairn_staging *staging, const struct cairn_pace *pace);
+void staging_save_ahead(struct staging *staging, const struct cairn_pace *pace);
 
 /* ==== load ==== */
 
@@ -161,24 +158,24 @@ void cairn_staging_save_ahead(struct cairn_staging *staging, const struct cairn_
  * initializers (put.c), or from the generation that serves (restore.c). put.c afterwards takes
  * what is left for members to put. */
 
-struct cairn_loader_part {
-    struct cairn_run run;        /* first */
-    struct cairn_loader *loader; /* borrowed: the one that it is in */
+struct loader_part {
+    struct cairn_run run;  /* first */
+    struct loader *loader; /* borrowed: the one that it is in */
 };
 
 /* One of these at work; the first field of the struct that restore.c, put.c or restore.c allocates. */
-struct cairn_loader {
-    struct cairn_task task;                      /* on the files thread */
-    struct cairn_loader_part device, host;       /* on the planes, each in one home */
-    uint32_t parts_left;                         /* under way */
-    struct cairn_shard_job *job;                 /* borrowed; busy until cairn_loader_end */
-    void (*filled)(struct cairn_loader *loader); /* of cairn_loader_fill */
-    bool puts_follow; /* the job is INITIALIZING then, and not sealed yet */
+struct loader {
+    struct task task;                      /* on the files thread */
+    struct loader_part device, host;       /* on the planes, each in one home */
+    uint32_t parts_left;                   /* under way */
+    struct shard_job *job;                 /* borrowed; busy until loader_end */
+    void (*filled)(struct loader *loader); /* of loader_fill */
+    bool puts_follow;                      /* the job is INITIALIZING then, and not sealed yet */
     atomic_bool canceled;
     cairn_status status; /* the result */
     struct cairn_sentence why;
     /* Frees what the struct owns beside itself; NULL: nothing. */
-    void (*release)(struct cairn_loader *loader);
+    void (*release)(struct loader *loader);
 };
 
 /* A job's. */
@@ -187,33 +184,32 @@ struct cairn_load {
     bool joins;      /* the part owns nothing yet: nothing fills it, and it serves at once */
     uint64_t digest; /* the SnapshotPart that tells digests of what was read; 0: nobody asks */
     struct cairn_request asked; /* the JobCreate, or a JobSeal: answered when the state is there */
-    struct cairn_loader *at_work; /* owned */
+    struct loader *at_work;     /* owned */
     /* A snapshot is read while the pages of the state are made: both have to end. */
     bool begun, pages_there, loaded;
     struct cairn_taken taken;
 };
 
 /* The loader, zero but for what its file has set, begins to work for the job. */
-void cairn_loader_begin(struct cairn_loader *loader, struct cairn_shard_job *job);
-/* In the home of each chunk, its `describe`, whose `run` is cairn_loader_of's. */
-void cairn_loader_fill(struct cairn_loader *loader,
-                       bool (*describe)(struct cairn_run *run, uint32_t chunk, uint32_t stage,
-                                        struct cairn_works *works),
-                       void (*done)(struct cairn_loader *loader));
-struct cairn_loader *cairn_loader_of(struct cairn_run *run);
+void loader_begin(struct loader *loader, struct shard_job *job);
+/* In the home of each chunk, its `describe`, whose `run` is loader_of's. */
+void loader_fill(struct loader *loader,
+                 bool (*describe)(struct cairn_run *run, uint32_t chunk, uint32_t stage,
+                                  struct works *works),
+                 void (*done)(struct loader *loader));
+struct loader *loader_of(struct cairn_run *run);
 /* It has ended, with loader->status: it is freed, and shard->up->loaded goes on with the job. Perhaps the job
  * is freed, too. */
-void cairn_loader_end(struct cairn_loader *loader);
+void loader_end(struct loader *loader);
 /* The job leaves: the loader ends soon. */
-void cairn_load_cancel(struct cairn_shard_job *job);
-void cairn_load_release(struct cairn_shard_job *job);
+void load_cancel(struct shard_job *job);
+void load_release(struct shard_job *job);
 
 /* Fills a chunk of param by the tensor's initializer. Any thread. */
-void cairn_load_init_chunk(struct cairn_works *works, const struct cairn_shard_job *job,
-                           uint64_t chunk);
+void load_init_chunk(struct works *works, const struct shard_job *job, uint64_t chunk);
 
 /* The elements of one can be taken over as the other's: both have one shape and one master dtype. */
-bool cairn_load_same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b);
+bool load_same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b);
 
 /* ==== put ==== */
 
@@ -226,7 +222,7 @@ enum { CAIRN_SHARD_PUTS_MAX = 16 }; /* of a job, being received */
 
 /* A chunk that is being received. */
 struct cairn_put {
-    struct cairn_shard_job *job; /* borrowed; NULL: free */
+    struct shard_job *job; /* borrowed; NULL: free */
     struct cairn_chunk_header header;
     struct cairn_chunk_place place;
     struct cairn_piece piece;
@@ -245,44 +241,44 @@ struct cairn_puts {
     struct cairn_put list[CAIRN_SHARD_PUTS_MAX]; /* `max` of them are used */
     uint32_t max;
     size_t bytes;              /* of each: a chunk and a box */
-    struct cairn_arena arena;  /* [max][bytes], while the job is not SERVING or a write is open */
+    struct arena arena;        /* [max][bytes], while the job is not SERVING or a write is open */
     uint8_t *have;             /* owned: [map.chunk_count] CAIRN_PUT_... of the initial state */
     uint64_t moments_of;       /* the member whose moments count; 0: nobody's */
     struct cairn_write *write; /* owned; NULL: no write is open */
 };
 
-void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
-                          struct cairn_fabric_message *message);
+void put_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
+                    struct cairn_fabric_message *message);
 /* CAIRN_OK: every chunk was put. CAIRN_ERR_NOT_READY: `why` names what is missing. */
-CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct cairn_shard_job *job,
+CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct shard_job *job,
                                               struct cairn_sentence *why);
 /* The moments of this member count, and those that others put are stale. */
-void cairn_put_count_moments(struct cairn_shard_job *job, uint64_t member);
+void put_count_moments(struct shard_job *job, uint64_t member);
 /* Sealed before, when another shard's part was missing: all moments that are sealed count, so their member
  * put them, or put them again. CAIRN_ERR_EXISTS. */
-CAIRN_MUST_CHECK cairn_status cairn_put_judge_again(const struct cairn_shard_job *job,
-                                                    struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status put_judge_again(const struct shard_job *job,
+                                              struct cairn_sentence *why);
 /* It serves: gives the buffers of puts back. */
-void cairn_put_end(struct cairn_shard_job *job);
+void cairn_put_end(struct shard_job *job);
 
 /* ==== write ==== */
 
 /* Writes at a step boundary. Loop thread unless it says otherwise. */
 
 /* The round is a write of that member; what another write left is forgotten. */
-void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t member);
-void cairn_write_close(struct cairn_shard_job *job);
+void write_open(struct shard_job *job, uint64_t round, uint64_t member);
+void write_close(struct shard_job *job);
 
 /* Any thread: something of the chunk was kept. */
-bool cairn_write_has(const struct cairn_shard_job *job, uint64_t chunk);
+bool write_has(const struct shard_job *job, uint64_t chunk);
 /* Parameters were kept: what readers have changes. */
-bool cairn_write_has_param(const struct cairn_shard_job *job);
+bool write_has_param(const struct shard_job *job);
 /* Any thread: what was kept of the chunk goes into the state. Returns what its parameters are then; NULL:
  * what they were. */
-const void *cairn_write_apply(struct cairn_works *works, const struct cairn_shard_job *job,
-                              uint64_t chunk, const struct cairn_chunk_place *place);
+const void *write_apply(struct works *works, const struct shard_job *job, uint64_t chunk,
+                        const struct cairn_chunk_place *place);
 /* The outcome of that round was told: a write of another one is void. */
-void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round);
+void write_resolved(struct shard_job *job, uint64_t round);
 
 /* ==== pin ==== */
 
@@ -291,17 +287,17 @@ void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round);
 struct cairn_pin;
 struct cairn_report;
 struct cairn_shard;
-struct cairn_staging;
-struct cairn_works;
+struct staging;
+struct works;
 
 enum { CAIRN_SHARD_PINS_MAX = 4 }; /* snapshots and digests of a job at a time */
 
 /* The pins of a job, and what is told of them. */
-struct cairn_pins {
+struct pins {
     struct cairn_pin *list;       /* owned */
     struct cairn_report *reports; /* owned: being sent */
     /* Borrowed: [saving_count] into which the UPDATE at hand saves what it overwrites; constant during it. */
-    struct cairn_staging *saving[CAIRN_SHARD_PINS_MAX];
+    struct staging *saving[CAIRN_SHARD_PINS_MAX];
     uint32_t saving_count;
     atomic_bool updating;    /* an UPDATE\'s pass is under way: it needs the memory\'s bandwidth */
     _Atomic uint64_t passes; /* of UPDATEs that have begun, ever */
@@ -310,61 +306,58 @@ struct cairn_pins {
 };
 
 /* Makes the staging of one that is soon to begin; answers when its pages are there. */
-void cairn_pin_prepare(struct cairn_shard_job *job, uint32_t request,
-                       const Cairn__PinPrepare *message);
+void cairn_pin_prepare(struct shard_job *job, uint32_t request, const Cairn__PinPrepare *message);
 /* Gives back the staging of the pins that have not begun: the planes are about to lie elsewhere. */
-void cairn_pins_unprepare(struct cairn_shard_job *job);
-void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message);
+void pins_unprepare(struct shard_job *job);
+void pin_begin(struct shard_job *job, const Cairn__Pin *message);
 /* Where it is to be written, if anywhere. */
-void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *message);
+void cairn_pin_folder(struct shard_job *job, const Cairn__PinFolder *message);
 /* The session ended: no folder comes any more to those that wait for one. */
-void cairn_pin_session_ended(struct cairn_shard_job *job);
+void pin_session_ended(struct shard_job *job);
 /* The pass of an UPDATE is about to begin; it is published: begins the pins that waited. */
-void cairn_pins_updating(struct cairn_shard_job *job);
-void cairn_pin_updated(struct cairn_shard_job *job);
-/* Any thread, in the pass of an UPDATE: as cairn_staging_save, for all pins. */
-void cairn_pins_save(const struct cairn_shard_job *job, struct cairn_works *works, uint64_t chunk);
+void pins_updating(struct shard_job *job);
+void pin_updated(struct shard_job *job);
+/* Any thread, in the pass of an UPDATE: as staging_save, for all pins. */
+void pins_save(const struct shard_job *job, struct works *works, uint64_t chunk);
 /* How far those of all jobs are. */
 #define CAIRN_PINS_TOLD_MAX 256 /* that a heartbeat tells of */
-struct cairn_pins_list {
+struct pins_list {
     size_t count;
     Cairn__PinTold told[CAIRN_PINS_TOLD_MAX];
     Cairn__PinTold *pointers[CAIRN_PINS_TOLD_MAX];
 };
-void cairn_pins_list(const struct cairn_shard *shard, struct cairn_pins_list *out);
+void pins_list(const struct cairn_shard *shard, struct pins_list *out);
 /* Somebody waits for their end: they are written as fast as it goes. */
-void cairn_pins_hurry(const struct cairn_shard_job *job);
+void pins_hurry(const struct shard_job *job);
 /* None looks at the planes any more: those that were given up may hang in storage still. */
-bool cairn_pins_rest(const struct cairn_shard_job *job);
+bool pins_rest(const struct shard_job *job);
 /* The job leaves, or others wait no longer: what runs on the snapshots thread ends soon. */
-void cairn_pin_cancel(struct cairn_shard_job *job);
-void cairn_pin_release(struct cairn_shard_job *job);
+void pin_cancel(struct shard_job *job);
+void pin_release(struct shard_job *job);
 
 /* ==== pin write ==== */
 
 /* Reads a pinned version's bytes once, hashes and writes them, on one thread. */
 
-struct cairn_pin_write {
-    struct cairn_staging *staging; /* borrowed */
-    struct cairn_pace *pace;       /* borrowed */
-    struct cairn_report *report;   /* borrowed: digests and files are added */
-    const char *path;              /* borrowed: the snapshot's folder; NULL: digests alone */
+struct pin_write {
+    struct staging *staging;     /* borrowed */
+    struct cairn_pace *pace;     /* borrowed */
+    struct cairn_report *report; /* borrowed: digests and files are added */
+    const char *path;            /* borrowed: the snapshot's folder; NULL: digests alone */
 };
 
 /* Digests of all of it; and files, if a folder is given: not CAIRN_OK: none are left. CAIRN_ERR_CANCELED, or
- * as cairn_snapshot_writer_put and cairn_staging_read. */
-CAIRN_MUST_CHECK cairn_status cairn_pin_write(const struct cairn_pin_write *write,
-                                              struct cairn_sentence *why);
+ * as cairn_snapshot_writer_put and staging_read. */
+CAIRN_MUST_CHECK cairn_status pin_write(const struct pin_write *write, struct cairn_sentence *why);
 
 /* ==== origin ==== */
 
 /* Initial state that the shards make themselves. Loop thread. */
 
 /* The job names weights, or a tensor here has an initializer. */
-bool cairn_origin_wanted(const struct cairn_shard_job *job);
+bool origin_wanted(const struct shard_job *job);
 /* LOADING: makes what there is to make; what is left is to be put. CAIRN_ERR_NO_MEMORY: not begun. */
-CAIRN_MUST_CHECK cairn_status cairn_origin_begin(struct cairn_shard_job *job,
-                                                 struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status origin_begin(struct shard_job *job, struct cairn_sentence *why);
 
 /* ==== restore ==== */
 
@@ -372,7 +365,6 @@ CAIRN_MUST_CHECK cairn_status cairn_origin_begin(struct cairn_shard_job *job,
 
 /* LOADING: reads the state out of job->load.path, and tells the digests of what it has then as the
  * SnapshotPart job->load.digest, if that is not 0. CAIRN_ERR_NO_MEMORY: not begun. */
-CAIRN_MUST_CHECK cairn_status cairn_restore_begin(struct cairn_shard_job *job,
-                                                  struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status restore_begin(struct shard_job *job, struct cairn_sentence *why);
 
 #endif

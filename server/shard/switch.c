@@ -17,8 +17,8 @@ struct places {
     const bool *dense; /* of cairn_shard_map_init_from: blobs */
 };
 
-static cairn_status make_map(const struct cairn_shard_job *job, uint32_t index,
-                             const struct places *places, struct cairn_shard_view *view,
+static cairn_status make_map(const struct shard_job *job, uint32_t index,
+                             const struct places *places, struct shard_view *view,
                              struct cairn_sentence *why)
 {
     if (index >= view->layout->shard_count)
@@ -44,15 +44,14 @@ static cairn_status make_map(const struct cairn_shard_job *job, uint32_t index,
     return CAIRN_OK;
 }
 
-static cairn_status make_forms(const struct cairn_shard_job *job, uint32_t member_max,
-                               struct cairn_shard_view *view, struct cairn_need *need,
+static cairn_status make_forms(const struct shard_job *job, uint32_t member_max,
+                               struct shard_view *view, struct cairn_need *need,
                                struct cairn_sentence *why)
 {
     view->forms = calloc(view->table.map.extent_count + 1, sizeof *view->forms);
     if (view->forms == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
-    const cairn_status status = cairn_need_of(&job->spec, &view->table.map, member_max,
-                                              job->shard->device.home != NULL, view->forms, need,
-                                              why);
+    const cairn_status status = need_of(&job->spec, &view->table.map, member_max,
+                                        job->shard->device.home != NULL, view->forms, need, why);
     if (status != CAIRN_OK) return status;
     view->wire_bytes = need->wire_bytes;
     view->published_bytes = need->memory.published;
@@ -60,12 +59,12 @@ static cairn_status make_forms(const struct cairn_shard_job *job, uint32_t membe
     return CAIRN_OK;
 }
 
-static cairn_status open_view(const struct cairn_shard_job *job, struct cairn_layout *layout,
+static cairn_status open_view(const struct shard_job *job, struct cairn_layout *layout,
                               uint32_t index, uint32_t member_max, const struct places *places,
-                              struct cairn_shard_view **view_out, struct cairn_need *need_out,
+                              struct shard_view **view_out, struct cairn_need *need_out,
                               struct cairn_sentence *why)
 {
-    struct cairn_shard_view *view = calloc(1, sizeof *view);
+    struct shard_view *view = calloc(1, sizeof *view);
     if (view == NULL) {
         cairn_layout_close(layout);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
@@ -77,63 +76,59 @@ static cairn_status open_view(const struct cairn_shard_job *job, struct cairn_la
     if (status == CAIRN_OK)
         *view_out = view;
     else
-        cairn_shard_view_unref(view);
+        shard_view_unref(view);
     return status;
 }
 
-cairn_status cairn_shard_view_open(const struct cairn_shard_job *job, struct cairn_layout *layout,
-                                   uint32_t index, uint32_t member_max,
-                                   struct cairn_shard_view **view_out, struct cairn_need *need_out,
-                                   struct cairn_sentence *why)
+cairn_status shard_view_open(const struct shard_job *job, struct cairn_layout *layout,
+                             uint32_t index, uint32_t member_max, struct shard_view **view_out,
+                             struct cairn_need *need_out, struct cairn_sentence *why)
 {
     const struct places none = { .before = NULL };
     return open_view(job, layout, index, member_max, &none, view_out, need_out, why);
 }
 
-cairn_status cairn_shard_view_number(struct cairn_shard_view *view,
-                                     const struct cairn_job_spec_data *spec,
-                                     struct cairn_sentence *why)
+cairn_status shard_view_number(struct shard_view *view, const struct cairn_job_spec_data *spec,
+                               struct cairn_sentence *why)
 {
-    const cairn_status status = cairn_chunk_table_number(&view->table, spec);
+    const cairn_status status = chunk_table_number(&view->table, spec);
     if (status == CAIRN_OK) return CAIRN_OK;
     return cairn_fail(why, status, "no memory for the chunks of a job");
 }
 
 /* ---- the next one ---- */
 
-static uint32_t member_max_of(const struct cairn_shard_job *job)
+static uint32_t member_max_of(const struct shard_job *job)
 {
     return job->collector.slot_count / job->landing.window;
 }
 
 /* Beside an area for what comes, room for what copies will take more. */
-static cairn_status judge_area(const struct cairn_shard_job *job,
-                               const struct cairn_shard_view *view, uint64_t bytes,
-                               struct cairn_sentence *why)
+static cairn_status judge_area(const struct shard_job *job, const struct shard_view *view,
+                               uint64_t bytes, struct cairn_sentence *why)
 {
-    const uint64_t copies = 2 * cairn_plane_units(view->wire_bytes),
-                   there = cairn_published_device_bytes(job, false);
-    return cairn_shard_job_judge_device(
-        job, cairn_plane_units(bytes) + (copies > there ? copies - there : 0), 0, why);
+    const uint64_t copies = 2 * plane_units(view->wire_bytes),
+                   there = published_device_bytes(job, false);
+    return shard_job_judge_device(job, plane_units(bytes) + (copies > there ? copies - there : 0),
+                                  0, why);
 }
 
-cairn_status cairn_shard_view_place(struct cairn_shard_job *job, struct cairn_shard_view *view,
-                                    const struct cairn_shard_view *before,
-                                    struct cairn_sentence *why)
+cairn_status shard_view_place(struct shard_job *job, struct shard_view *view,
+                              const struct shard_view *before, struct cairn_sentence *why)
 {
     uint64_t bytes;
-    if (cairn_shard_view_places_open(view, before, job->planes.host_from, &bytes) != CAIRN_OK)
+    if (shard_view_places_open(view, before, job->planes.host_from, &bytes) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the places of planes");
     cairn_status status = CAIRN_OK;
     if (before != NULL && bytes > 0) status = judge_area(job, view, bytes, why);
     if (status == CAIRN_OK)
-        status = cairn_shard_view_area_add(view, &job->planes, job->shard->device.home, bytes, why);
-    if (before != NULL) job->memory.device = cairn_shard_job_device_bytes(job, false);
+        status = shard_view_area_add(view, &job->planes, job->shard->device.home, bytes, why);
+    if (before != NULL) job->memory.device = shard_job_device_bytes(job, false);
     return status;
 }
 
-static cairn_status make_whole(struct cairn_shard_job *job, struct cairn_shard_view *view,
-                               const struct cairn_shard_view *before, struct cairn_sentence *why)
+static cairn_status make_whole(struct shard_job *job, struct shard_view *view,
+                               const struct shard_view *before, struct cairn_sentence *why)
 {
     const uint64_t end = view->table.map.local_end;
     const bool on_host = job->planes.host_from == 0;
@@ -143,10 +138,10 @@ static cairn_status make_whole(struct cairn_shard_job *job, struct cairn_shard_v
                           "there are addresses for %llu; restore a snapshot to join it",
                           job->spec.name, job->shard->name, (unsigned long long)end,
                           (unsigned long long)job->planes.room_elems);
-    const cairn_status status = cairn_shard_view_number(view, &job->spec, why);
+    const cairn_status status = shard_view_number(view, &job->spec, why);
     if (status != CAIRN_OK) return status;
-    return on_host ? cairn_planes_grow(&job->planes, &view->table.map, view->forms, why)
-                   : cairn_shard_view_place(job, view, before, why);
+    return on_host ? planes_grow(&job->planes, &view->table.map, view->forms, why)
+                   : shard_view_place(job, view, before, why);
 }
 
 /* By tensor: the bytes of an extent stand dense, so a part of one lies elsewhere than its local elements say
@@ -159,11 +154,11 @@ static bool *list_dense(const struct cairn_job_spec_data *spec)
     return dense;
 }
 
-cairn_status cairn_shard_view_next(struct cairn_shard_job *job, struct cairn_layout *layout,
-                                   uint32_t index, const struct cairn_shard_view *before,
-                                   struct cairn_shard_view **view_out, struct cairn_sentence *why)
+cairn_status shard_view_next(struct shard_job *job, struct cairn_layout *layout, uint32_t index,
+                             const struct shard_view *before, struct shard_view **view_out,
+                             struct cairn_sentence *why)
 {
-    struct cairn_shard_view *view;
+    struct shard_view *view;
     struct cairn_need need;
     if (job->planes.host_from != 0 && job->planes.host_from != CAIRN_PLANES_ALL) {
         cairn_layout_close(layout);
@@ -186,7 +181,7 @@ cairn_status cairn_shard_view_next(struct cairn_shard_job *job, struct cairn_lay
     if (status == CAIRN_OK)
         *view_out = view;
     else
-        cairn_shard_view_unref(view);
+        shard_view_unref(view);
     return status;
 }
 
@@ -195,57 +190,56 @@ cairn_status cairn_shard_view_next(struct cairn_shard_job *job, struct cairn_lay
 /* Tables for the new view. They are made before anything changes, so that a lack of memory changes
  * nothing. */
 struct ready {
-    struct cairn_step_config step;
-    struct cairn_collector_tables collector;
-    struct cairn_pass_tables pass;
+    struct step_config step;
+    struct collector_tables collector;
+    struct pass_tables pass;
     uint8_t *holds, *have;
 };
 
-bool cairn_shard_job_rests(const struct cairn_shard_job *job)
+bool shard_job_rests(const struct shard_job *job)
 {
-    const enum cairn_step_phase phase = cairn_step_phase_of(job->collector.step);
-    const bool is_saved = !cairn_pins_rest(job) || job->pins.reports != NULL;
-    return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING) && cairn_tiles_rest(job) &&
+    const enum cairn_step_phase phase = step_phase_of(job->collector.step);
+    const bool is_saved = !pins_rest(job) || job->pins.reports != NULL;
+    return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING) && tiles_rest(job) &&
            !job->pass.updating && job->pass.parts_left == 0 && job->pass.republished == NULL &&
            !is_saved && !job->park.is_under_way && job->puts.write == NULL;
 }
 
-static cairn_status judge(const struct cairn_shard_job *job, struct cairn_sentence *why)
+static cairn_status judge(const struct shard_job *job, struct cairn_sentence *why)
 {
-    if (job->state == CAIRN_JOB_SERVING && cairn_shard_job_rests(job)) return CAIRN_OK;
+    if (job->state == CAIRN_JOB_SERVING && shard_job_rests(job)) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_BUSY,
                       "job %s is at work on shard %s: its layout cannot change", job->spec.name,
                       job->shard->name);
 }
 
-static void ready_close(struct cairn_shard_job *job, struct ready *ready)
+static void ready_close(struct shard_job *job, struct ready *ready)
 {
-    if (ready->holds != NULL) cairn_tiles_unready(job, ready->holds);
-    cairn_collector_tables_close(&ready->collector);
-    cairn_pass_tables_close(&ready->pass);
+    if (ready->holds != NULL) tiles_unready(job, ready->holds);
+    collector_tables_close(&ready->collector);
+    pass_tables_close(&ready->pass);
     free(ready->have);
 }
 
-static cairn_status make_ready(struct cairn_shard_job *job, const struct cairn_shard_view *view,
+static cairn_status make_ready(struct shard_job *job, const struct shard_view *view,
                                struct ready *ready, struct cairn_sentence *why)
 {
-    const struct cairn_chunk_table *table = &view->table;
-    ready->step = (struct cairn_step_config) {
+    const struct chunk_table *table = &view->table;
+    ready->step = (struct step_config) {
         .chunk_count = table->trained_count,
         .window = job->landing.window,
         .small = job->landing.small,
         .in_place = job->landing.in_place,
         .member_max = member_max_of(job),
-        .payload_bytes_max = cairn_shard_payload_max(job),
-        .folds_wanted = cairn_shard_job_folds_wanted(job, &table->map, job->planes.host_from),
+        .payload_bytes_max = shard_payload_max(job),
+        .folds_wanted = shard_job_folds_wanted(job, &table->map, job->planes.host_from),
     };
     ready->have = calloc((size_t)table->map.chunk_count + 1, 1);
     cairn_status status = ready->have != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK)
-        status = cairn_collector_tables_open(&job->collector, &ready->step, table,
-                                             &ready->collector);
-    if (status == CAIRN_OK) status = cairn_pass_tables_open(table, &ready->pass);
-    if (status == CAIRN_OK) return cairn_tiles_ready(job, table, &ready->holds, why);
+        status = collector_tables_open(&job->collector, &ready->step, table, &ready->collector);
+    if (status == CAIRN_OK) status = pass_tables_open(table, &ready->pass);
+    if (status == CAIRN_OK) return tiles_ready(job, table, &ready->holds, why);
     return cairn_fail(why, status, "no memory for the chunks of layout %llu of job %s",
                       (unsigned long long)view->layout->version, job->spec.name);
 }
@@ -255,16 +249,16 @@ static uint64_t less(uint64_t now, uint64_t next)
     return now > next ? now - next : 0;
 }
 
-static void give_less(struct cairn_shard_job *job, const struct cairn_shard_view *view)
+static void give_less(struct shard_job *job, const struct shard_view *view)
 {
     const uint64_t published = less(job->view->published_bytes, view->published_bytes);
     const uint64_t tables = less(job->view->table_bytes, view->table_bytes);
-    cairn_shard_job_give(job, &job->memory.published, published);
-    cairn_shard_job_give(job, &job->memory.tables, tables);
+    shard_job_give(job, &job->memory.published, published);
+    shard_job_give(job, &job->memory.tables, tables);
 }
 
-cairn_status cairn_shard_job_switch(struct cairn_shard_job *job, struct cairn_shard_view *view,
-                                    struct cairn_sentence *why)
+cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view,
+                              struct cairn_sentence *why)
 {
     struct ready ready = { .have = NULL };
     cairn_status status = judge(job, why);
@@ -273,20 +267,20 @@ cairn_status cairn_shard_job_switch(struct cairn_shard_job *job, struct cairn_sh
         ready_close(job, &ready);
         return status;
     }
-    struct cairn_shard_view *before = job->view;
-    cairn_relay_leave(job);
+    struct shard_view *before = job->view;
+    relay_leave(job);
     give_less(job, view);
-    job->view = cairn_shard_view_ref(view);
+    job->view = shard_view_ref(view);
     job->planes.map = &view->table.map;
     job->planes.forms = view->forms;
     job->planes.places = view->places;
     free(job->puts.have);
     job->puts.have = ready.have;
-    cairn_collector_switch(&job->collector, &ready.step, &ready.collector);
-    cairn_pass_switch(job, &ready.pass);
-    cairn_tiles_switch(job, &view->table, ready.holds);
-    cairn_published_forget_params(job);
-    cairn_shard_view_unref(before);
+    collector_switch(&job->collector, &ready.step, &ready.collector);
+    pass_switch(job, &ready.pass);
+    tiles_switch(job, &view->table, ready.holds);
+    published_forget_params(job);
+    shard_view_unref(before);
     return CAIRN_OK;
 }
 
@@ -294,50 +288,48 @@ cairn_status cairn_shard_job_switch(struct cairn_shard_job *job, struct cairn_sh
 
 #define PIECE_BYTES ((uint64_t)4 << 20) /* of a plane, an item */
 
-static void forget_places(struct cairn_shard_job *job)
+static void forget_places(struct shard_job *job)
 {
-    for (struct cairn_area *area = job->planes.areas; area != NULL; area = area->next)
+    for (struct area *area = job->planes.areas; area != NULL; area = area->next)
         cairn_release(job->shard, &area->to);
 }
 
 /* Resumes the work that waited for the job to be parked, or taken back to the device. */
-static void go_on(struct cairn_shard_job *job)
+static void go_on(struct shard_job *job)
 {
     job->park.is_under_way = false;
     if (job->state != CAIRN_JOB_SERVING) return;
-    cairn_published_trim(job); // of leases that ended
-    cairn_fetch_deferred(job);
+    published_trim(job); // of leases that ended
+    fetch_deferred(job);
 }
 
-static void end(struct cairn_shard_job *job, cairn_status status, const struct cairn_sentence *why)
+static void end(struct shard_job *job, cairn_status status, const struct cairn_sentence *why)
 {
     go_on(job);
     if (status != CAIRN_OK)
         cairn_log_warn("job %s is not %s: %s", job->spec.name,
                        job->park.to_host ? "parked" : "taken back to the device", why->text);
-    cairn_session_answer(job->shard, &job->park.asked, status, why);
+    session_answer(job->shard, &job->park.asked, status, why);
 }
 
 /* It stays where it was. */
-static void give_up(struct cairn_shard_job *job, cairn_status status,
-                    const struct cairn_sentence *why)
+static void give_up(struct shard_job *job, cairn_status status, const struct cairn_sentence *why)
 {
     forget_places(job);
     if (job->park.to_host) {
-        cairn_shard_job_give(job, &job->memory.state, job->park.host_bytes);
+        shard_job_give(job, &job->memory.state, job->park.host_bytes);
         job->park.host_bytes = 0;
     } else {
-        cairn_published_park(job);
+        published_park(job);
     }
     end(job, status, why);
 }
 
 /* ---- the copies ---- */
 
-static struct cairn_shard_job *job_of(const struct cairn_run *run)
+static struct shard_job *job_of(const struct cairn_run *run)
 {
-    return (struct cairn_shard_job *)((char *)(uintptr_t)run -
-                                      offsetof(struct cairn_shard_job, park.copy));
+    return (struct shard_job *)((char *)(uintptr_t)run - offsetof(struct shard_job, park.copy));
 }
 
 static uint32_t piece_count(uint64_t bytes)
@@ -347,35 +339,34 @@ static uint32_t piece_count(uint64_t bytes)
 
 /* The n-th array that moves: areas of planes, then published copies. False: there are no more. *area_out:
  * NULL, of a copy. */
-static bool move_of(const struct cairn_shard_job *job, uint32_t n, struct cairn_published_move *out,
-                    const struct cairn_area **area_out)
+static bool move_of(const struct shard_job *job, uint32_t n, struct published_move *out,
+                    const struct area **area_out)
 {
-    const struct cairn_area *area = job->planes.areas;
+    const struct area *area = job->planes.areas;
     while (area != NULL && n > 0) {
         area = area->next;
         n--;
     }
     *area_out = area;
-    if (area == NULL) return cairn_published_move(job, job->park.to_host, n, out);
-    *out = (struct cairn_published_move) { area->to.base, area->arena.base, area->to.bytes };
+    if (area == NULL) return published_move(job, job->park.to_host, n, out);
+    *out = (struct published_move) { area->to.base, area->arena.base, area->to.bytes };
     return true;
 }
 
-static uint32_t all_pieces(const struct cairn_shard_job *job)
+static uint32_t all_pieces(const struct shard_job *job)
 {
-    struct cairn_published_move move;
-    const struct cairn_area *area;
+    struct published_move move;
+    const struct area *area;
     uint32_t pieces = 0;
     for (uint32_t n = 0; move_of(job, n, &move, &area); n++) pieces += piece_count(move.bytes);
     return pieces;
 }
 
-static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
-                     struct cairn_works *works)
+static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
-    const struct cairn_shard_job *job = job_of(run);
-    struct cairn_published_move move;
-    const struct cairn_area *area;
+    const struct shard_job *job = job_of(run);
+    struct published_move move;
+    const struct area *area;
     (void)stage;
     for (uint32_t n = 0; move_of(job, n, &move, &area); n++) {
         const uint32_t pieces = piece_count(move.bytes);
@@ -384,9 +375,9 @@ static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
             continue;
         }
         const uint64_t at = item * PIECE_BYTES, left = move.bytes - at;
-        if (area != NULL && cairn_area_is_gone(area, at)) return false;
-        cairn_works_copy(works, (uint8_t *)move.to + at, (const uint8_t *)move.from + at,
-                         (size_t)(left < PIECE_BYTES ? left : PIECE_BYTES));
+        if (area != NULL && area_is_gone(area, at)) return false;
+        works_copy(works, (uint8_t *)move.to + at, (const uint8_t *)move.from + at,
+                   (size_t)(left < PIECE_BYTES ? left : PIECE_BYTES));
         return false;
     }
     return false;
@@ -394,76 +385,75 @@ static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
 
 /* Ends a move: the planes lie where they were copied to. The memory in which they lay is given
  * back, and only then is the request answered. */
-static void settle(struct cairn_shard_job *job)
+static void settle(struct shard_job *job)
 {
     struct cairn_shard *shard = job->shard;
     const uint64_t host_bytes = job->park.to_host ? 0 : job->park.host_bytes;
-    for (struct cairn_area *area = job->planes.areas; area != NULL; area = area->next) {
+    for (struct area *area = job->planes.areas; area != NULL; area = area->next) {
         cairn_release(shard, &area->arena);
         area->arena = area->to;
         area->to = CAIRN_ARENA_NONE;
     }
-    if (!job->park.to_host) cairn_areas_give_gone(&job->planes);
+    if (!job->park.to_host) areas_give_gone(&job->planes);
     job->planes.parked = job->park.is_parked = job->park.to_host;
     job->compute = job->park.to_host ? &shard->host : &shard->device;
-    (job->park.to_host ? cairn_published_park : cairn_published_unpark)(job);
-    cairn_pass_divide(job);
-    job->memory.device = job->park.to_host ? 0 : cairn_shard_job_device_bytes(job, false);
+    (job->park.to_host ? published_park : published_unpark)(job);
+    pass_divide(job);
+    job->memory.device = job->park.to_host ? 0 : shard_job_device_bytes(job, false);
     job->memory.state -= host_bytes;
     job->park.host_bytes -= host_bytes;
     go_on(job);
     cairn_log_info("job %s is %s", job->spec.name,
                    job->park.to_host ? "parked: its state lies in host memory"
                                      : "back on its device");
-    cairn_release_bytes(shard, host_bytes, &job->park.asked);
+    release_bytes(shard, host_bytes, &job->park.asked);
 }
 
 static void copied(struct cairn_run *run)
 {
-    struct cairn_shard_job *job = job_of(run);
+    struct shard_job *job = job_of(run);
     struct cairn_sentence why = { "the job is being dropped" };
     if (run->status != CAIRN_OK) {
         // Nothing was written where it lay: it is suspect only if that is a device that failed. On its way
         // back nothing of it was there: all is in host memory still.
         if (job->park.to_host && cairn_home_has_failed(run->compute->home))
-            (void)cairn_shard_job_run_failed(job, run);
-        cairn_compute_why(run->compute, &why);
+            (void)shard_job_run_failed(job, run);
+        compute_why(run->compute, &why);
         give_up(job, run->status, &why);
     } else if (job->state != CAIRN_JOB_SERVING) {
         give_up(job, CAIRN_ERR_CANCELED, &why);
     } else {
         settle(job);
     }
-    cairn_shard_job_idle(job);
+    shard_job_idle(job);
 }
 
-static void copy(struct cairn_shard_job *job)
+static void copy(struct shard_job *job)
 {
     job->park.copy = (struct cairn_run) { .compute = &job->shard->device,
                                           .item_count = all_pieces(job),
                                           .describe = describe,
                                           .done = copied };
-    cairn_shard_job_busy(job);
-    cairn_compute_submit(&job->park.copy);
+    shard_job_busy(job);
+    compute_submit(&job->park.copy);
 }
 
 /* ---- to the host ---- */
 
-static cairn_status add_room(struct cairn_reserve *reserve, struct cairn_shard_job *job)
+static cairn_status add_room(struct cairn_reserve *reserve, struct shard_job *job)
 {
     cairn_status status = CAIRN_OK;
-    for (const struct cairn_area *area = job->planes.areas; area != NULL; area = area->next)
+    for (const struct area *area = job->planes.areas; area != NULL; area = area->next)
         for (uint64_t at = 0; at < area->to.bytes && status == CAIRN_OK;
              at += CAIRN_SEGMENT_BYTES) {
-            if (!cairn_area_is_gone(area, at))
-                status = cairn_reserve_add(
-                    reserve, &area->to, at,
-                    cairn_segment_bytes(area->to.bytes, at / CAIRN_SEGMENT_BYTES));
+            if (!area_is_gone(area, at))
+                status = reserve_add(reserve, &area->to, at,
+                                     cairn_segment_bytes(area->to.bytes, at / CAIRN_SEGMENT_BYTES));
         }
     return status;
 }
 
-static void on_room(const struct cairn_reserve_request *request, cairn_status status,
+static void on_room(const struct reserve_request *request, cairn_status status,
                     const struct cairn_sentence *why)
 {
     if (status == CAIRN_OK)
@@ -472,42 +462,41 @@ static void on_room(const struct cairn_reserve_request *request, cairn_status st
         give_up(request->job, status, why);
 }
 
-static void park(struct cairn_shard_job *job)
+static void park(struct shard_job *job)
 {
-    const struct cairn_reserve_request request = {
+    const struct reserve_request request = {
         .job = job, .what = "the parked state", .prepare = add_room, .done = on_room
     };
-    const uint64_t bytes = cairn_areas_bytes(&job->planes);
+    const uint64_t bytes = areas_bytes(&job->planes);
     char what[CAIRN_NAME_MAX + 32];
     struct cairn_sentence why;
     snprintf(what, sizeof what, "job %s, parked,", job->spec.name);
-    cairn_status status = cairn_shard_job_take(job, &job->memory.state, bytes, what, &why);
+    cairn_status status = shard_job_take(job, &job->memory.state, bytes, what, &why);
     if (status != CAIRN_OK) {
         end(job, status, &why);
         return;
     }
     job->park.host_bytes = bytes;
-    for (struct cairn_area *area = job->planes.areas; area != NULL && status == CAIRN_OK;
+    for (struct area *area = job->planes.areas; area != NULL && status == CAIRN_OK;
          area = area->next) {
-        status = cairn_arena_open_scratch("parked", area->arena.bytes, &area->to, &why);
-        cairn_arena_pins_for(&area->to, job->shard->device.home); // it copies it twice
+        status = arena_open_scratch("parked", area->arena.bytes, &area->to, &why);
+        arena_pins_for(&area->to, job->shard->device.home); // it copies it twice
     }
-    if (status == CAIRN_OK) status = cairn_reserve_begin(&request, &why);
+    if (status == CAIRN_OK) status = reserve_begin(&request, &why);
     if (status != CAIRN_OK) give_up(job, status, &why);
 }
 
 /* ---- and back ---- */
 
-static void unpark(struct cairn_shard_job *job)
+static void unpark(struct shard_job *job)
 {
     struct cairn_sentence why;
-    cairn_status status = cairn_shard_job_judge_device(job, cairn_shard_job_device_bytes(job, true),
-                                                       0, &why);
-    for (struct cairn_area *area = job->planes.areas; area != NULL && status == CAIRN_OK;
+    cairn_status status = shard_job_judge_device(job, shard_job_device_bytes(job, true), 0, &why);
+    for (struct area *area = job->planes.areas; area != NULL && status == CAIRN_OK;
          area = area->next)
-        status = cairn_arena_open_home(job->shard->device.home, "unparked", area->arena.bytes,
-                                       &area->to, &why);
-    if (status == CAIRN_OK) status = cairn_published_open_device(job, &why);
+        status = arena_open_home(job->shard->device.home, "unparked", area->arena.bytes, &area->to,
+                                 &why);
+    if (status == CAIRN_OK) status = published_open_device(job, &why);
     if (status == CAIRN_OK)
         copy(job);
     else
@@ -517,47 +506,46 @@ static void unpark(struct cairn_shard_job *job)
 /* ---- asked ---- */
 
 /* Nothing works on the planes, and nothing will before it is told. */
-static bool rests(const struct cairn_shard_job *job)
+static bool rests(const struct shard_job *job)
 {
     // A snapshot reads planes where they lie: those of the device are about to move.
     const bool saves = job->planes.host_from != 0 && job->pins.list != NULL;
-    return cairn_step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
-           cairn_step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
-           job->pass.parts_left == 0 && !cairn_bring_works(job) && !saves &&
-           job->puts.write == NULL && job->move.next == NULL && job->move.now == NULL;
+    return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
+           step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
+           job->pass.parts_left == 0 && !bring_works(job) && !saves && job->puts.write == NULL &&
+           job->move.next == NULL && job->move.now == NULL;
 }
 
 /* The coordinator that asked first went away meanwhile: this one is answered at the end. */
-static void take_over(struct cairn_shard_job *job, struct cairn_request asked)
+static void take_over(struct shard_job *job, struct cairn_request asked)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why, "it was asked for again");
-    cairn_session_answer(job->shard, &job->park.asked, CAIRN_ERR_CANCELED, &why);
+    session_answer(job->shard, &job->park.asked, CAIRN_ERR_CANCELED, &why);
     job->park.asked = asked;
 }
 
-void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
-                           const Cairn__PartPark *message)
+void park_on_message(struct shard_job *job, uint32_t request, const Cairn__PartPark *message)
 {
-    struct cairn_request asked = cairn_session_request(job->shard, request);
+    struct cairn_request asked = session_request(job->shard, request);
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
     if (job->park.is_under_way && job->park.to_host == message->parked) {
         take_over(job, asked);
         return;
     }
-    cairn_pins_unprepare(job);
+    pins_unprepare(job);
     if (job->state != CAIRN_JOB_SERVING)
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "the job has no version yet");
     else if (job->park.is_under_way)
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "it moves the other way; ask again");
     else if (!rests(job) || job->versions.direct_sends > 0)
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "it is at work on the job; ask again");
-    if (status != CAIRN_OK) cairn_pins_hurry(job);
+    if (status != CAIRN_OK) pins_hurry(job);
     const bool is_so = job->planes.host_from == 0 || message->parked == job->planes.parked;
     if (status == CAIRN_OK && is_so) job->park.is_parked = message->parked;
     if (status != CAIRN_OK || is_so) {
-        cairn_session_answer(job->shard, &asked, status, &why);
+        session_answer(job->shard, &asked, status, &why);
         return;
     }
     job->park.is_under_way = true;

@@ -16,45 +16,44 @@ enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
 /* ---- sizes ---- */
 
-static cairn_status giver_open(struct cairn_take *take, struct cairn_giver *giver,
+static cairn_status giver_open(struct cairn_take *take, struct giver *giver,
                                const Cairn__ShardInfo *info, struct cairn_sentence *why);
-static void giver_close(struct cairn_giver *giver);
-static void giver_unlink(struct cairn_giver *giver);
-static void giver_feed(struct cairn_giver *giver);
-static bool giver_tick(struct cairn_giver *giver, uint64_t now_ms);
-static void giver_on_message(struct cairn_giver *giver, const struct cairn_chunk_header *header,
+static void giver_close(struct giver *giver);
+static void giver_unlink(struct giver *giver);
+static void giver_feed(struct giver *giver);
+static bool giver_tick(struct giver *giver, uint64_t now_ms);
+static void giver_on_message(struct giver *giver, const struct cairn_chunk_header *header,
                              struct cairn_fabric_message *message);
 
-static uint32_t slots_each(const struct cairn_lots *lots, uint32_t most)
+static uint32_t slots_each(const struct lots *lots, uint32_t most)
 {
     const uint32_t each = SLOTS_MAX / (lots->giver_count + (lots->giver_count == 0));
     if (each > most) return most;
     return each < SLOTS_EACH_MIN ? SLOTS_EACH_MIN : each;
 }
 
-static struct cairn_take_staged staged_of(const struct cairn_shard_job *job,
-                                          const struct cairn_lots *lots)
+static struct take_staged staged_of(const struct shard_job *job, const struct lots *lots)
 {
-    if (cairn_planes_device_end(&job->planes) == 0)
-        return (struct cairn_take_staged) { .each = lots->cut_bytes > 0 ? STAGED_EACH : 0,
-                                            .of_each = slots_each(lots, SLOTS_EACH_MAX),
-                                            .bytes = lots->cut_bytes };
+    if (planes_device_end(&job->planes) == 0)
+        return (struct take_staged) { .each = lots->cut_bytes > 0 ? STAGED_EACH : 0,
+                                      .of_each = slots_each(lots, SLOTS_EACH_MAX),
+                                      .bytes = lots->cut_bytes };
     const uint32_t each = slots_each(lots, ALL_STAGED_EACH);
-    return (struct cairn_take_staged) {
+    return (struct take_staged) {
         .all = true, .each = each, .of_each = each, .bytes = lots->chunk_bytes
     };
 }
 
-uint64_t cairn_take_staging_bytes(const struct cairn_shard_job *job, const struct cairn_lots *lots)
+uint64_t take_staging_bytes(const struct shard_job *job, const struct lots *lots)
 {
-    const struct cairn_take_staged staged = staged_of(job, lots);
+    const struct take_staged staged = staged_of(job, lots);
     return (uint64_t)lots->giver_count * staged.each * staged.bytes;
 }
 
 /* The lot is received beside the planes. */
-static bool take_is_staged(const struct cairn_take *take, const struct cairn_lot *lot)
+static bool take_is_staged(const struct cairn_take *take, const struct lot *lot)
 {
-    return take->staged.all || !cairn_lot_is_whole(lot);
+    return take->staged.all || !lot_is_whole(lot);
 }
 
 /* ---- open ---- */
@@ -68,11 +67,11 @@ static const Cairn__ShardInfo *info_of(Cairn__ShardInfo *const *shards, size_t c
 }
 
 /* Its lots begin at *at, and then end there. */
-static cairn_status open_giver(struct cairn_take *take, struct cairn_giver *giver, size_t *at,
+static cairn_status open_giver(struct cairn_take *take, struct giver *giver, size_t *at,
                                Cairn__ShardInfo *const *shards, size_t shard_count,
                                struct cairn_sentence *why)
 {
-    const struct cairn_lots *lots = &take->lots;
+    const struct lots *lots = &take->lots;
     giver->index = lots->list[*at].giver;
     giver->next = *at;
     while (*at < lots->count && lots->list[*at].giver == giver->index) ++*at;
@@ -88,9 +87,9 @@ static cairn_status open_givers(struct cairn_take *take, Cairn__ShardInfo *const
                                 size_t shard_count, struct cairn_sentence *why)
 {
     size_t at = 0;
-    const uint64_t staging = cairn_take_staging_bytes(take->job, &take->lots);
-    cairn_status status = cairn_arena_open_scratch("moved", staging, &take->staging, why);
-    cairn_arena_pins_for(&take->staging, take->job->compute->home);
+    const uint64_t staging = take_staging_bytes(take->job, &take->lots);
+    cairn_status status = arena_open_scratch("moved", staging, &take->staging, why);
+    arena_pins_for(&take->staging, take->job->compute->home);
     take->givers = calloc((size_t)take->lots.giver_count + 1, sizeof *take->givers);
     if (status == CAIRN_OK && take->givers == NULL)
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
@@ -101,23 +100,22 @@ static cairn_status open_givers(struct cairn_take *take, Cairn__ShardInfo *const
     return status;
 }
 
-cairn_status cairn_take_open(struct cairn_shard_job *job, struct cairn_shard_view *view,
-                             struct cairn_lots *lots, const Cairn__Mover *mover,
-                             Cairn__ShardInfo *const *shards, size_t shard_count,
-                             struct cairn_take **take_out, struct cairn_sentence *why)
+cairn_status take_open(struct shard_job *job, struct shard_view *view, struct lots *lots,
+                       const Cairn__Mover *mover, Cairn__ShardInfo *const *shards,
+                       size_t shard_count, struct cairn_take **take_out, struct cairn_sentence *why)
 {
     struct cairn_take *take = calloc(1, sizeof *take);
     if (take == NULL) {
-        cairn_lots_release(lots);
+        lots_release(lots);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
     }
     take->job = job;
-    take->view = cairn_shard_view_ref(view);
+    take->view = shard_view_ref(view);
     take->number = mover->member;
     take->token = mover->token;
     take->staging = CAIRN_ARENA_NONE;
     take->lots = *lots;
-    *lots = (struct cairn_lots) { .list = NULL };
+    *lots = (struct lots) { .list = NULL };
     take->staged = staged_of(job, &take->lots);
     take->left = take->lots.count;
     const cairn_status status = open_givers(take, shards, shard_count, why);
@@ -128,9 +126,9 @@ cairn_status cairn_take_open(struct cairn_shard_job *job, struct cairn_shard_vie
     return status;
 }
 
-cairn_status cairn_take_reserve(const struct cairn_take *take, struct cairn_reserve *reserve)
+cairn_status take_reserve(const struct cairn_take *take, struct cairn_reserve *reserve)
 {
-    return cairn_reserve_add(reserve, &take->staging, 0, take->staging.bytes);
+    return reserve_add(reserve, &take->staging, 0, take->staging.bytes);
 }
 
 /* ---- the end ---- */
@@ -139,13 +137,13 @@ void cairn_take_free(struct cairn_take *take)
 {
     for (uint32_t i = 0; i < take->giver_count; i++) giver_close(&take->givers[i]);
     free(take->givers);
-    cairn_arena_close(&take->staging);
-    cairn_lots_release(&take->lots);
-    cairn_shard_view_unref(take->view);
+    arena_close(&take->staging);
+    lots_release(&take->lots);
+    shard_view_unref(take->view);
     free(take);
 }
 
-void cairn_take_free_leaving(struct cairn_shard_job *job)
+void take_free_leaving(struct shard_job *job)
 {
     while (job->move.leaving != NULL) {
         struct cairn_take *take = job->move.leaving;
@@ -158,12 +156,12 @@ void cairn_take_free_leaving(struct cairn_shard_job *job)
 static void take_busy(struct cairn_take *take)
 {
     take->busy++;
-    cairn_shard_job_busy(take->job);
+    shard_job_busy(take->job);
 }
 
 static void take_idle(struct cairn_take *take)
 {
-    struct cairn_shard_job *job = take->job;
+    struct shard_job *job = take->job;
     assert(take->busy > 0);
     take->busy--;
     if (take->busy == 0 && take->is_leaving && !job->shard->closing) {
@@ -172,10 +170,10 @@ static void take_idle(struct cairn_take *take)
         *at = take->next_leaving;
         cairn_take_free(take);
     }
-    cairn_shard_job_idle(job);
+    shard_job_idle(job);
 }
 
-void cairn_take_leave(struct cairn_take *take)
+void take_leave(struct cairn_take *take)
 {
     if (take == NULL) return;
     take_busy(take); // not freed before we are through
@@ -188,18 +186,18 @@ void cairn_take_leave(struct cairn_take *take)
 
 /* ---- what comes ---- */
 
-bool cairn_take_is_begun(const struct cairn_take *take)
+bool take_is_begun(const struct cairn_take *take)
 {
     return take->is_begun;
 }
 
-struct cairn_shard_job *cairn_take_job(const struct cairn_take *take)
+struct shard_job *take_job(const struct cairn_take *take)
 {
     return take->job;
 }
 
-void cairn_take_begin(struct cairn_take *take, struct cairn_version version,
-                      void (*done)(struct cairn_take *take))
+void take_begin(struct cairn_take *take, struct cairn_version version,
+                void (*done)(struct cairn_take *take))
 {
     assert(!take->is_begun && take->left > 0);
     take->is_begun = true;
@@ -212,14 +210,14 @@ void cairn_take_begin(struct cairn_take *take, struct cairn_version version,
     }
 }
 
-bool cairn_take_is_done(const struct cairn_take *take, uint64_t *bytes_out, uint64_t *us_out)
+bool take_is_done(const struct cairn_take *take, uint64_t *bytes_out, uint64_t *us_out)
 {
     *bytes_out = take->lots.bytes;
     *us_out = take->us;
     return take->left == 0;
 }
 
-static void is_here(struct cairn_take_slot *slot)
+static void is_here(struct take_slot *slot)
 {
     struct cairn_take *take = slot->giver->take;
     slot->lot = NULL;
@@ -232,25 +230,24 @@ static void is_here(struct cairn_take_slot *slot)
 
 /* ---- the copy ---- */
 
-static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage,
-                          struct cairn_works *works)
+static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
-    struct cairn_take_slot *slot = (struct cairn_take_slot *)run;
-    const struct cairn_lot *lot = slot->lot;
+    struct take_slot *slot = (struct take_slot *)run;
+    const struct lot *lot = slot->lot;
     const struct cairn_form *form = &slot->giver->take->view->forms[lot->extent];
     const uint64_t skipped = lot->first_elem - lot->chunk_elem;
     (void)item;
     (void)stage;
-    cairn_works_copy(works, slot->to, slot->staging + cairn_form_bytes(form, lot->plane, skipped),
-                     (size_t)cairn_form_bytes(form, lot->plane, lot->elem_count));
+    works_copy(works, slot->to, slot->staging + form_bytes(form, lot->plane, skipped),
+               (size_t)form_bytes(form, lot->plane, lot->elem_count));
     return false;
 }
 
 static void copied(struct cairn_run *run)
 {
-    struct cairn_take_slot *slot = (struct cairn_take_slot *)run;
+    struct take_slot *slot = (struct take_slot *)run;
     struct cairn_take *take = slot->giver->take;
-    const bool has_failed = cairn_shard_job_run_failed(take->job, run); // then it leaves
+    const bool has_failed = shard_job_run_failed(take->job, run); // then it leaves
     if (take->is_leaving || has_failed)
         slot->lot = NULL;
     else
@@ -258,25 +255,25 @@ static void copied(struct cairn_run *run)
     take_idle(take);
 }
 
-static uint64_t local_elem_of(const struct cairn_take_slot *slot)
+static uint64_t local_elem_of(const struct take_slot *slot)
 {
-    const struct cairn_lot *lot = slot->lot;
+    const struct lot *lot = slot->lot;
     const struct cairn_shard_map *map = &slot->giver->take->view->table.map;
     const struct cairn_local_extent *extent = &map->extents[lot->extent];
     return extent->local_elem + (lot->first_elem - extent->first_elem);
 }
 
 /* Where the slot's chunk is received: where it belongs, or beside it if a part of it stays elsewhere. */
-static void *take_place(struct cairn_take_slot *slot)
+static void *take_place(struct take_slot *slot)
 {
-    const struct cairn_lot *lot = slot->lot;
-    slot->to = cairn_planes_at(&slot->giver->take->job->planes, lot->plane, lot->extent,
-                               local_elem_of(slot));
+    const struct lot *lot = slot->lot;
+    slot->to = planes_at(&slot->giver->take->job->planes, lot->plane, lot->extent,
+                         local_elem_of(slot));
     return take_is_staged(slot->giver->take, lot) ? slot->staging : slot->to;
 }
 
 /* The slot's chunk has been received, and is as it was sent. */
-static void take_came(struct cairn_take_slot *slot)
+static void take_came(struct take_slot *slot)
 {
     struct cairn_take *take = slot->giver->take;
     if (!take_is_staged(take, slot->lot)) {
@@ -284,20 +281,20 @@ static void take_came(struct cairn_take_slot *slot)
         return;
     }
     slot->run = (struct cairn_run) {
-        .compute = cairn_shard_job_home(take->job, local_elem_of(slot)),
+        .compute = shard_job_home(take->job, local_elem_of(slot)),
         .item_count = 1,
         .describe = describe_copy,
         .done = copied,
     };
     take_busy(take);
-    cairn_compute_submit(&slot->run);
+    compute_submit(&slot->run);
 }
 
 /* ---- from givers ---- */
 
 static struct cairn_take *find(struct cairn_shard *shard, const struct cairn_chunk_header *header)
 {
-    struct cairn_shard_job *job = cairn_shard_job_find(shard, header->job);
+    struct shard_job *job = shard_job_find(shard, header->job);
     if (job == NULL || job->state != CAIRN_JOB_SERVING) return NULL;
     struct cairn_take *take = job->move.now != NULL ? job->move.now->take : NULL;
     const bool ours = take != NULL && take->is_begun && take->number == header->member &&
@@ -305,8 +302,8 @@ static struct cairn_take *find(struct cairn_shard *shard, const struct cairn_chu
     return ours ? take : NULL;
 }
 
-bool cairn_take_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
-                           struct cairn_fabric_message *message)
+bool take_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
+                     struct cairn_fabric_message *message)
 {
     struct cairn_take *take = find(shard, header);
     if (take == NULL) return false;
@@ -321,7 +318,7 @@ bool cairn_take_on_message(struct cairn_shard *shard, const struct cairn_chunk_h
     return true;
 }
 
-bool cairn_take_tick(struct cairn_take *take, uint64_t now_ms)
+bool take_tick(struct cairn_take *take, uint64_t now_ms)
 {
     bool waits = false;
     if (!take->is_begun || take->is_leaving) return false;
@@ -332,7 +329,7 @@ bool cairn_take_tick(struct cairn_take *take, uint64_t now_ms)
     return waits;
 }
 
-const struct cairn_chunk_link *cairn_take_link(struct cairn_take *take, uint32_t i, char **name_out)
+const struct cairn_chunk_link *take_link(struct cairn_take *take, uint32_t i, char **name_out)
 {
     if (!take->is_begun || take->is_leaving || i >= take->giver_count) return NULL;
     *name_out = take->givers[i].name;
@@ -343,14 +340,14 @@ const struct cairn_chunk_link *cairn_take_link(struct cairn_take *take, uint32_t
 
 /* Asks a giver for chunks, and takes its answers (proto/link/chunk_link.h, chunk_link.h). */
 
-static struct cairn_giver *giver_of(const struct cairn_chunk_link *link)
+static struct giver *giver_of(const struct cairn_chunk_link *link)
 {
-    return (struct cairn_giver *)((char *)(uintptr_t)link - offsetof(struct cairn_giver, link));
+    return (struct giver *)((char *)(uintptr_t)link - offsetof(struct giver, link));
 }
 
-static struct cairn_take_slot *slot_of(struct cairn_chunk_request *request)
+static struct take_slot *slot_of(struct cairn_chunk_request *request)
 {
-    return (struct cairn_take_slot *)((char *)request - offsetof(struct cairn_take_slot, request));
+    return (struct take_slot *)((char *)request - offsetof(struct take_slot, request));
 }
 
 /* ---- the connection ---- */
@@ -369,7 +366,7 @@ static bool waits(const struct cairn_chunk_link *link)
 }
 
 /* Asks again for everything that was asked on the lost connection or of the lost endpoint. */
-static void ask_all_again(struct cairn_giver *giver)
+static void ask_all_again(struct giver *giver)
 {
     for (uint32_t i = 0; i < giver->take->staged.of_each; i++)
         cairn_asker_lost(&giver->asker, &giver->slots[i].request);
@@ -382,14 +379,14 @@ static void lost(struct cairn_chunk_link *link)
 
 static void down(struct cairn_chunk_link *link, cairn_status why)
 {
-    const struct cairn_giver *giver = giver_of(link);
+    const struct giver *giver = giver_of(link);
     cairn_log_info("job %s: lost shard %s, whose state comes here: %s; connecting again",
                    giver->take->job->spec.name, giver->name, cairn_status_text((int)why));
 }
 
 static void starved(struct cairn_chunk_link *link)
 {
-    const struct cairn_giver *giver = giver_of(link);
+    const struct giver *giver = giver_of(link);
     cairn_log_warn(
         "job %s: no memory to ask shard %s, whose state comes here: raise the limits of this "
         "process (ulimit -v, memory.max, vm.max_map_count)",
@@ -420,9 +417,9 @@ static const struct cairn_chunk_link_hands hands = {
 
 static cairn_status send_fetch(struct cairn_chunk_request *request)
 {
-    const struct cairn_take_slot *slot = slot_of(request);
-    struct cairn_giver *giver = slot->giver;
-    const struct cairn_lot *lot = slot->lot;
+    const struct take_slot *slot = slot_of(request);
+    struct giver *giver = slot->giver;
+    const struct lot *lot = slot->lot;
     struct cairn_chunk_header header = {
         .kind = CAIRN_CHUNK_FETCH,
         .plane = (uint8_t)lot->plane,
@@ -441,13 +438,13 @@ static cairn_status send_fetch(struct cairn_chunk_request *request)
 }
 
 /* Asks for what there are free slots for. */
-static void giver_feed(struct cairn_giver *giver)
+static void giver_feed(struct giver *giver)
 {
     // Goes from the last slot to the first, since the first ones have staging: whole chunks leave
     // those to cut ones.
     for (uint32_t i = giver->take->staged.of_each; i-- > 0 && giver->next < giver->end;) {
-        struct cairn_take_slot *slot = &giver->slots[i];
-        const struct cairn_lot *lot = &giver->take->lots.list[giver->next];
+        struct take_slot *slot = &giver->slots[i];
+        const struct lot *lot = &giver->take->lots.list[giver->next];
         if (slot->lot != NULL || (slot->staging == NULL && take_is_staged(giver->take, lot)))
             continue;
         slot->lot = lot;
@@ -460,9 +457,9 @@ static void giver_feed(struct cairn_giver *giver)
 }
 
 /* The slot's lot is to be asked for once more, after an answer with this status. */
-static void giver_again(struct cairn_take_slot *slot, uint64_t status)
+static void giver_again(struct take_slot *slot, uint64_t status)
 {
-    struct cairn_giver *giver = slot->giver;
+    struct giver *giver = slot->giver;
     if (cairn_asker_again(&giver->asker, &slot->request, status)) return;
     cairn_log_warn("job %s: what comes from shard %s is damaged again and again: connecting anew",
                    giver->take->job->spec.name, giver->name);
@@ -475,8 +472,8 @@ static void giver_again(struct cairn_take_slot *slot, uint64_t status)
 
 static void on_received(void *arg, cairn_status status)
 {
-    struct cairn_take_slot *slot = arg;
-    struct cairn_giver *giver = slot->giver;
+    struct take_slot *slot = arg;
+    struct giver *giver = slot->giver;
     if (giver->take->is_leaving)
         slot->lot = NULL;
     else if (status != CAIRN_OK)
@@ -489,25 +486,24 @@ static void on_received(void *arg, cairn_status status)
     cairn_chunk_link_loan_back(&giver->link);
 }
 
-static bool is_answer_to(const struct cairn_chunk_header *header,
-                         const struct cairn_take_slot *slot)
+static bool is_answer_to(const struct cairn_chunk_header *header, const struct take_slot *slot)
 {
     const struct cairn_take *take = slot->giver->take;
-    const struct cairn_lot *lot = slot->lot;
+    const struct lot *lot = slot->lot;
     const struct cairn_form *form = &take->view->forms[lot->extent];
     return header->kind == CAIRN_CHUNK_DATA &&
            header->tensor == take->view->table.map.extents[lot->extent].tensor &&
            header->first_leaf == lot->first_leaf && header->leaf_count == lot->leaf_count &&
            header->plane == (uint8_t)lot->plane &&
-           header->dtype == (uint8_t)cairn_form_dtype(form, lot->plane) &&
-           header->payload_bytes == cairn_form_bytes(form, lot->plane, lot->chunk_elems) &&
+           header->dtype == (uint8_t)form_dtype(form, lot->plane) &&
+           header->payload_bytes == form_bytes(form, lot->plane, lot->chunk_elems) &&
            header->generation == take->version.generation && header->step == take->version.step;
 }
 
-static void receive(struct cairn_take_slot *slot, const struct cairn_chunk_header *header,
+static void receive(struct take_slot *slot, const struct cairn_chunk_header *header,
                     struct cairn_fabric_message *message)
 {
-    struct cairn_giver *giver = slot->giver;
+    struct giver *giver = slot->giver;
     slot->checksum = header->checksum;
     if (cairn_fabric_receive_far(message, take_place(slot), (size_t)header->payload_bytes,
                                  &slot->came, on_received, slot) == CAIRN_OK) {
@@ -519,9 +515,9 @@ static void receive(struct cairn_take_slot *slot, const struct cairn_chunk_heade
 }
 
 /* It has no time for it, or does not go by the new layout yet; or it does not have what it is to give. */
-static void refused(struct cairn_take_slot *slot, uint64_t status)
+static void refused(struct take_slot *slot, uint64_t status)
 {
-    const struct cairn_giver *giver = slot->giver;
+    const struct giver *giver = slot->giver;
     struct cairn_sentence why;
     if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
         giver_again(slot, CAIRN_ERR_BUSY);
@@ -530,24 +526,23 @@ static void refused(struct cairn_take_slot *slot, uint64_t status)
     } else {
         cairn_sentence_set(&why, "shard %s, which is to give state to this one, says %s",
                            giver->name, cairn_status_text((int)status));
-        cairn_shard_job_fault(giver->take->job, why.text);
+        shard_job_fault(giver->take->job, why.text);
     }
 }
 
 /* The slot that an answer is for, no longer in flight; NULL: of a former use or connection. */
-static struct cairn_take_slot *slot_answered(struct cairn_giver *giver,
-                                             const struct cairn_chunk_header *header)
+static struct take_slot *slot_answered(struct giver *giver, const struct cairn_chunk_header *header)
 {
     const uint32_t index = (uint32_t)header->request;
     if (index >= giver->take->staged.of_each) return NULL;
-    struct cairn_take_slot *slot = &giver->slots[index];
+    struct take_slot *slot = &giver->slots[index];
     return cairn_asker_answered(&giver->asker, &slot->request, header->request) ? slot : NULL;
 }
 
-static void on_answer(struct cairn_giver *giver, const struct cairn_chunk_header *header,
+static void on_answer(struct giver *giver, const struct cairn_chunk_header *header,
                       struct cairn_fabric_message *message)
 {
-    struct cairn_take_slot *slot = slot_answered(giver, header);
+    struct take_slot *slot = slot_answered(giver, header);
     if (slot != NULL && message != NULL && is_answer_to(header, slot)) {
         receive(slot, header, message);
         message = NULL;
@@ -558,7 +553,7 @@ static void on_answer(struct cairn_giver *giver, const struct cairn_chunk_header
     if (!giver->take->is_leaving) cairn_asker_pump(&giver->asker);
 }
 
-static void giver_on_message(struct cairn_giver *giver, const struct cairn_chunk_header *header,
+static void giver_on_message(struct giver *giver, const struct cairn_chunk_header *header,
                              struct cairn_fabric_message *message)
 {
     const bool is_heard = cairn_chunk_link_heard(&giver->link) && !giver->take->is_leaving;
@@ -574,7 +569,7 @@ static void giver_on_message(struct cairn_giver *giver, const struct cairn_chunk
 
 /* ---- from beginning to end ---- */
 
-static bool giver_tick(struct cairn_giver *giver, uint64_t now_ms)
+static bool giver_tick(struct giver *giver, uint64_t now_ms)
 {
     struct cairn_shard *shard = giver->take->job->shard;
     if (giver->link.peer != NULL) cairn_asker_retry(&giver->asker);
@@ -583,15 +578,15 @@ static bool giver_tick(struct cairn_giver *giver, uint64_t now_ms)
     return cairn_asker_waits(&giver->asker);
 }
 
-static cairn_status open_slots(struct cairn_giver *giver)
+static cairn_status open_slots(struct giver *giver)
 {
     struct cairn_take *take = giver->take;
-    const struct cairn_take_staged *staged = &take->staged;
+    const struct take_staged *staged = &take->staged;
     const size_t first = (size_t)(giver - take->givers) * staged->each;
     giver->slots = calloc(staged->of_each, sizeof *giver->slots);
     if (giver->slots == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < staged->of_each; i++) {
-        struct cairn_take_slot *slot = &giver->slots[i];
+        struct take_slot *slot = &giver->slots[i];
         slot->giver = giver;
         slot->request.index = i;
         if (i < staged->each) slot->staging = take->staging.base + (first + i) * staged->bytes;
@@ -599,7 +594,7 @@ static cairn_status open_slots(struct cairn_giver *giver)
     return CAIRN_OK;
 }
 
-static cairn_status giver_open(struct cairn_take *take, struct cairn_giver *giver,
+static cairn_status giver_open(struct cairn_take *take, struct giver *giver,
                                const Cairn__ShardInfo *info, struct cairn_sentence *why)
 {
     giver->take = take;
@@ -620,7 +615,7 @@ static cairn_status giver_open(struct cairn_take *take, struct cairn_giver *give
 }
 
 /* Ends the connection; nothing is asked for any more if the take leaves. */
-static void giver_unlink(struct cairn_giver *giver)
+static void giver_unlink(struct giver *giver)
 {
     if (giver->take == NULL) return; // it was not opened
     if (giver->take->job->shard->closing)
@@ -629,7 +624,7 @@ static void giver_unlink(struct cairn_giver *giver)
         cairn_chunk_link_close(&giver->link);
 }
 
-static void giver_close(struct cairn_giver *giver)
+static void giver_close(struct giver *giver)
 {
     giver_unlink(giver);
     free(giver->address);

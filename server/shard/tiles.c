@@ -16,24 +16,24 @@
 
 /* ---- geometry ---- */
 
-static const struct cairn_shape *shape_of(const struct cairn_shard_job *job, uint32_t tensor)
+static const struct cairn_shape *shape_of(const struct shard_job *job, uint32_t tensor)
 {
     return &job->spec.tensors[tensor].shape;
 }
 
-static const struct cairn_shard_map *map_of(const struct cairn_shard_job *job)
+static const struct cairn_shard_map *map_of(const struct shard_job *job)
 {
     return &job->tiling.table->map;
 }
 
 /* The tensor's chunks here. */
-static struct cairn_tensor_chunks chunks_of(const struct cairn_shard_job *job, uint32_t tensor)
+static struct tensor_chunks chunks_of(const struct shard_job *job, uint32_t tensor)
 {
-    return cairn_chunk_table_tensor(job->tiling.table, tensor);
+    return chunk_table_tensor(job->tiling.table, tensor);
 }
 
-uint64_t cairn_tiles_common(const struct cairn_shard_job *job, const struct cairn_box *box,
-                            const struct cairn_chunk_place *place, uint64_t *before_out)
+uint64_t tiles_common(const struct shard_job *job, const struct cairn_box *box,
+                      const struct cairn_chunk_place *place, uint64_t *before_out)
 {
     const struct cairn_shape *shape = shape_of(job, place->tensor);
     *before_out = cairn_box_before(box, shape, place->first_elem);
@@ -41,15 +41,15 @@ uint64_t cairn_tiles_common(const struct cairn_shard_job *job, const struct cair
 }
 
 /* Fills in where a box has elements. */
-static void find_chunks(const struct cairn_shard_job *job, const struct cairn_chunk_table *table,
+static void find_chunks(const struct shard_job *job, const struct chunk_table *table,
                         uint32_t tensor, const struct cairn_box *box, struct cairn_held *out)
 {
-    const struct cairn_tensor_chunks all = cairn_chunk_table_tensor(table, tensor);
+    const struct tensor_chunks all = chunk_table_tensor(table, tensor);
     *out = (struct cairn_held) { .box = *box, .first_chunk = all.first };
     for (uint64_t c = all.first; c < all.first + all.count; c++) {
         const struct cairn_chunk_place place = cairn_shard_map_chunk(&table->map, c);
         uint64_t before;
-        if (cairn_tiles_common(job, box, &place, &before) == 0) continue;
+        if (tiles_common(job, box, &place, &before) == 0) continue;
         if (out->touched++ == 0) out->first_chunk = c;
         out->chunk_count = c + 1 - out->first_chunk;
     }
@@ -57,35 +57,34 @@ static void find_chunks(const struct cairn_shard_job *job, const struct cairn_ch
 
 /* ---- boxes and tensors ---- */
 
-static void *take(struct cairn_shard_job *job, size_t bytes, struct cairn_sentence *why)
+static void *take(struct shard_job *job, size_t bytes, struct cairn_sentence *why)
 {
-    if (cairn_shard_job_take(job, &job->memory.tables, bytes, "tiles", why) != CAIRN_OK)
-        return NULL;
+    if (shard_job_take(job, &job->memory.tables, bytes, "tiles", why) != CAIRN_OK) return NULL;
     void *memory = calloc(1, bytes);
     if (memory == NULL) {
-        cairn_shard_job_give(job, &job->memory.tables, bytes);
+        shard_job_give(job, &job->memory.tables, bytes);
         cairn_sentence_set(why, "no memory for tiles");
         return NULL;
     }
     return memory;
 }
 
-static void give(struct cairn_shard_job *job, void *memory, size_t bytes)
+static void give(struct shard_job *job, void *memory, size_t bytes)
 {
     if (memory == NULL) return;
-    cairn_shard_job_give(job, &job->memory.tables, bytes);
+    shard_job_give(job, &job->memory.tables, bytes);
     free(memory);
 }
 
-static void held_free(struct cairn_shard_job *job, struct cairn_held *held)
+static void held_free(struct shard_job *job, struct cairn_held *held)
 {
     give(job, held, sizeof *held + (size_t)held->chunk_count);
 }
 
 /* A box with its marks, by a table; counted. NULL: `why` says it. */
-static struct cairn_held *held_open(struct cairn_shard_job *job,
-                                    const struct cairn_chunk_table *table, uint32_t tensor,
-                                    const struct cairn_box *box, struct cairn_sentence *why)
+static struct cairn_held *held_open(struct shard_job *job, const struct chunk_table *table,
+                                    uint32_t tensor, const struct cairn_box *box,
+                                    struct cairn_sentence *why)
 {
     struct cairn_held found;
     find_chunks(job, table, tensor, box, &found);
@@ -94,11 +93,10 @@ static struct cairn_held *held_open(struct cairn_shard_job *job,
     return held;
 }
 
-static struct cairn_tiled *tiled_open(struct cairn_shard_job *job, uint32_t tensor,
-                                      struct cairn_sentence *why)
+static struct tiled *tiled_open(struct shard_job *job, uint32_t tensor, struct cairn_sentence *why)
 {
     const struct cairn_box whole = cairn_box_of_shape(shape_of(job, tensor));
-    struct cairn_tiled *tiled = take(job, sizeof *tiled, why);
+    struct tiled *tiled = take(job, sizeof *tiled, why);
     if (tiled == NULL) return NULL;
     tiled->held = held_open(job, job->tiling.table, tensor, &whole, why);
     if (tiled->held == NULL) {
@@ -112,10 +110,10 @@ static struct cairn_tiled *tiled_open(struct cairn_shard_job *job, uint32_t tens
     return tiled;
 }
 
-bool cairn_tiles_rest(const struct cairn_shard_job *job)
+bool tiles_rest(const struct shard_job *job)
 {
-    if (cairn_step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING ||
-        cairn_step_slots_used(job->collector.step) > 0)
+    if (step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING ||
+        step_slots_used(job->collector.step) > 0)
         return false;
     for (uint32_t i = 0; i < job->puts.max; i++)
         if (job->puts.list[i].job != NULL) return false;
@@ -123,13 +121,12 @@ bool cairn_tiles_rest(const struct cairn_shard_job *job)
 }
 
 /* Frees what nobody holds, if nothing can refer to it. */
-static void sweep(struct cairn_shard_job *job)
+static void sweep(struct shard_job *job)
 {
-    if (cairn_step_phase_of(job->collector.step) != CAIRN_STEP_IDLE || !cairn_tiles_rest(job))
-        return;
-    struct cairn_tiled **link = &job->tiling.list;
+    if (step_phase_of(job->collector.step) != CAIRN_STEP_IDLE || !tiles_rest(job)) return;
+    struct tiled **link = &job->tiling.list;
     while (*link != NULL) {
-        struct cairn_tiled *tiled = *link;
+        struct tiled *tiled = *link;
         struct cairn_held **at = &tiled->held->next; // the whole stays as long as the tensor
         while (*at != NULL) {
             struct cairn_held *held = *at;
@@ -151,16 +148,15 @@ static void sweep(struct cairn_shard_job *job)
     }
 }
 
-/* Memory for the answers of cairn_tiles_holds by this table, the caller's to free; NULL: no
+/* Memory for the answers of tiles_holds by this table, the caller's to free; NULL: no
  * memory. */
-static uint8_t *tiles_holds_open(const struct cairn_shard_job *job,
-                                 const struct cairn_chunk_table *table)
+static uint8_t *tiles_holds_open(const struct shard_job *job, const struct chunk_table *table)
 {
     const size_t members = job->collector.slot_count / job->landing.window;
     return malloc(members * CAIRN_STEP_HOLDS_BYTES(table->trained_count) + 1);
 }
 
-cairn_status cairn_tiles_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
+cairn_status tiles_open(struct shard_job *job, const struct chunk_table *table)
 {
     job->tiling.table = table;
     job->tiling.holds = tiles_holds_open(job, table);
@@ -168,12 +164,12 @@ cairn_status cairn_tiles_open(struct cairn_shard_job *job, const struct cairn_ch
     return job->tiling.holds != NULL && job->tiling.of != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void cairn_tiles_close(struct cairn_shard_job *job)
+void tiles_close(struct shard_job *job)
 {
     free(job->tiling.holds);
     free(job->tiling.of);
     while (job->tiling.list != NULL) {
-        struct cairn_tiled *tiled = job->tiling.list;
+        struct tiled *tiled = job->tiling.list;
         job->tiling.list = tiled->next;
         while (tiled->held != NULL) {
             struct cairn_held *held = tiled->held;
@@ -186,14 +182,13 @@ void cairn_tiles_close(struct cairn_shard_job *job)
 
 /* The box of that tensor, made if need be. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_BUSY: a round is collecting,
  * whose sums were begun without it. */
-static cairn_status held_get(struct cairn_shard_job *job, uint32_t tensor,
-                             const struct cairn_box *box, struct cairn_held **held_out,
-                             struct cairn_sentence *why)
+static cairn_status held_get(struct shard_job *job, uint32_t tensor, const struct cairn_box *box,
+                             struct cairn_held **held_out, struct cairn_sentence *why)
 {
-    struct cairn_tiled *tiled = job->tiling.of[tensor];
+    struct tiled *tiled = job->tiling.of[tensor];
     struct cairn_held *held = tiled != NULL ? tiled->held : NULL;
     while (held != NULL && !cairn_box_equal(&held->box, box)) held = held->next;
-    if (held == NULL && cairn_step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING)
+    if (held == NULL && step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING)
         return cairn_fail(why, CAIRN_ERR_BUSY, "tiles change between rounds, and one is open");
     if (held == NULL) {
         if (tiled == NULL) tiled = tiled_open(job, tensor, why);
@@ -209,22 +204,21 @@ static cairn_status held_get(struct cairn_shard_job *job, uint32_t tensor,
 /* ---- members ---- */
 
 /* The part of the tensor that the member declared to hold; NULL: nothing. */
-static const struct cairn_member_tile *tiles_of_member(const struct cairn_member *member,
-                                                       uint32_t tensor)
+static const struct member_tile *tiles_of_member(const struct cairn_member *member, uint32_t tensor)
 {
     const size_t low = cairn_lower_bound(member->tiles, member->tile_count, sizeof *member->tiles,
-                                         offsetof(struct cairn_member_tile, tensor), tensor);
+                                         offsetof(struct member_tile, tensor), tensor);
     const bool found = low < member->tile_count && member->tiles[low].tensor == tensor;
     return found ? &member->tiles[low] : NULL;
 }
 
-static void let_go(const struct cairn_member_tile *tiles, size_t count)
+static void let_go(const struct member_tile *tiles, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (tiles[i].held != NULL) tiles[i].held->holders--;
 }
 
-void cairn_tiles_forget(struct cairn_member *member)
+void tiles_forget(struct cairn_member *member)
 {
     let_go(member->tiles, member->tile_count);
     give(member->job, member->tiles, member->tile_count * sizeof *member->tiles);
@@ -234,7 +228,7 @@ void cairn_tiles_forget(struct cairn_member *member)
     member->tiles_hash = CAIRN_TABLE_HASH_WHOLE;
 }
 
-void cairn_tiles_move(struct cairn_member *from, struct cairn_member *to)
+void tiles_move(struct cairn_member *from, struct cairn_member *to)
 {
     to->tiles = from->tiles;
     to->tile_count = from->tile_count;
@@ -244,9 +238,9 @@ void cairn_tiles_move(struct cairn_member *from, struct cairn_member *to)
     from->tile_count = 0;
 }
 
-uint64_t cairn_tiles_touched(const struct cairn_member *member, uint32_t tensor)
+uint64_t tiles_touched(const struct cairn_member *member, uint32_t tensor)
 {
-    const struct cairn_member_tile *tile = tiles_of_member(member, tensor);
+    const struct member_tile *tile = tiles_of_member(member, tensor);
     if (tile == NULL || tile->held == NULL) return chunks_of(member->job, tensor).count;
     return tile->held->touched;
 }
@@ -256,19 +250,18 @@ static void tiles_count(struct cairn_member *member)
 {
     uint64_t untouched = 0;
     for (size_t i = 0; i < member->tile_count; i++) {
-        const struct cairn_member_tile *tile = &member->tiles[i];
+        const struct member_tile *tile = &member->tiles[i];
         if (member->job->spec.tensors[tile->tensor].kind != CAIRN_TRAINED) continue;
         untouched += chunks_of(member->job, tile->tensor).count -
-                     cairn_tiles_touched(member, tile->tensor);
+                     tiles_touched(member, tile->tensor);
     }
     member->untouched = untouched;
 }
 
 /* Takes the chunks [first, end) of the map, of one trained tensor, out of a row of holds. */
-static void clear_chunks(const struct cairn_shard_job *job, uint64_t first, uint64_t end,
-                         uint8_t *row)
+static void clear_chunks(const struct shard_job *job, uint64_t first, uint64_t end, uint8_t *row)
 {
-    const struct cairn_chunk_table *table = job->tiling.table;
+    const struct chunk_table *table = job->tiling.table;
     for (uint64_t c = first; c < end; c++) {
         const uint32_t extent = table->extent_of[c];
         const uint64_t number = table->first[extent] + (c - table->map.extents[extent].first_chunk);
@@ -277,49 +270,46 @@ static void clear_chunks(const struct cairn_shard_job *job, uint64_t first, uint
 }
 
 /* Takes the chunks of a tensor that the box has no element in out of a row of holds. */
-static void clear_beside(const struct cairn_shard_job *job, uint32_t tensor,
+static void clear_beside(const struct shard_job *job, uint32_t tensor,
                          const struct cairn_held *held, uint8_t *row)
 {
     uint64_t before;
-    const struct cairn_tensor_chunks all = chunks_of(job, tensor);
+    const struct tensor_chunks all = chunks_of(job, tensor);
     const uint64_t end = held->first_chunk + held->chunk_count;
     clear_chunks(job, all.first, held->first_chunk, row);
     clear_chunks(job, end, all.first + all.count, row);
     if (held->touched == held->chunk_count) return;
     for (uint64_t c = held->first_chunk; c < end; c++) { // a box of short runs, far apart
         const struct cairn_chunk_place place = cairn_shard_map_chunk(map_of(job), c);
-        if (cairn_tiles_common(job, &held->box, &place, &before) == 0)
-            clear_chunks(job, c, c + 1, row);
+        if (tiles_common(job, &held->box, &place, &before) == 0) clear_chunks(job, c, c + 1, row);
     }
 }
 
-static void fill_row(const struct cairn_shard_job *job, const struct cairn_member *member,
-                     uint8_t *row)
+static void fill_row(const struct shard_job *job, const struct cairn_member *member, uint8_t *row)
 {
     const size_t count = job->tiling.table->trained_count;
     memset(row, 0xff, CAIRN_STEP_HOLDS_BYTES(count));
     if (count % 8 != 0) row[count / 8] = (uint8_t)((1u << count % 8) - 1);
     for (size_t i = 0; member != NULL && i < member->tile_count; i++) {
-        const struct cairn_member_tile *tile = &member->tiles[i];
+        const struct member_tile *tile = &member->tiles[i];
         if (tile->held == NULL || job->spec.tensors[tile->tensor].kind != CAIRN_TRAINED) continue;
         clear_beside(job, tile->tensor, tile->held, row);
     }
 }
 
-const uint8_t *cairn_tiles_holds(struct cairn_shard_job *job, const uint64_t *members,
-                                 uint32_t count)
+const uint8_t *tiles_holds(struct shard_job *job, const uint64_t *members, uint32_t count)
 {
     if (job->tiling.list == NULL || count > job->collector.slot_count / job->landing.window)
         return NULL;
     const size_t row = CAIRN_STEP_HOLDS_BYTES(job->tiling.table->trained_count);
     for (uint32_t i = 0; i < count; i++)
-        fill_row(job, cairn_member_find(job, members[i]), job->tiling.holds + i * row);
+        fill_row(job, member_find(job, members[i]), job->tiling.holds + i * row);
     return job->tiling.holds;
 }
 
 /* Fills [tiles->count] entries; on failure it holds nothing. */
-static cairn_status hold_tiles(struct cairn_shard_job *job, const struct cairn_tiles *tiles,
-                               struct cairn_member_tile *list, struct cairn_sentence *why)
+static cairn_status hold_tiles(struct shard_job *job, const struct cairn_tiles *tiles,
+                               struct member_tile *list, struct cairn_sentence *why)
 {
     size_t done = 0;
     for (size_t i = 0; i < tiles->count; i++) {
@@ -334,17 +324,17 @@ static cairn_status hold_tiles(struct cairn_shard_job *job, const struct cairn_t
             return status;
         }
         if (held != NULL) held->holders++;
-        list[done++] = (struct cairn_member_tile) { tensor, held };
+        list[done++] = (struct member_tile) { tensor, held };
     }
     return CAIRN_OK;
 }
 
-cairn_status cairn_tiles_set_member(struct cairn_member *member, const struct cairn_tiles *tiles,
-                                    struct cairn_sentence *why)
+cairn_status tiles_set_member(struct cairn_member *member, const struct cairn_tiles *tiles,
+                              struct cairn_sentence *why)
 {
-    struct cairn_shard_job *job = member->job;
+    struct shard_job *job = member->job;
     const size_t count = tiles->count;
-    struct cairn_member_tile *list = NULL;
+    struct member_tile *list = NULL;
     if (count > 0) {
         list = take(job, count * sizeof *list, why);
         if (list == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -354,7 +344,7 @@ cairn_status cairn_tiles_set_member(struct cairn_member *member, const struct ca
             return status;
         }
     }
-    cairn_tiles_forget(member);
+    tiles_forget(member);
     member->tiles = list;
     member->tile_count = count;
     tiles_count(member);
@@ -379,20 +369,19 @@ static uint8_t *mark_of(struct cairn_held *held, uint64_t chunk)
 }
 
 /* NULL: every member holds all of the chunk's tensor. */
-static const struct cairn_tiled *tiled_of(const struct cairn_shard_job *job, uint64_t chunk)
+static const struct tiled *tiled_of(const struct shard_job *job, uint64_t chunk)
 {
-    const struct cairn_chunk_table *table = job->tiling.table;
+    const struct chunk_table *table = job->tiling.table;
     return job->tiling.of[table->map.extents[table->extent_of[chunk]].tensor];
 }
 
 /* The box that the header means; *held_out NULL: all of the tensor, which is not tiled. */
 static cairn_status judge_tile(const struct cairn_member *member,
-                               const struct cairn_chunk_header *header,
-                               const struct cairn_tiled *tiled, struct cairn_held **held_out,
-                               struct cairn_sentence *why)
+                               const struct cairn_chunk_header *header, const struct tiled *tiled,
+                               struct cairn_held **held_out, struct cairn_sentence *why)
 {
     const char *name = member->job->spec.tensors[header->tensor].name;
-    const struct cairn_member_tile *tile = tiles_of_member(member, header->tensor);
+    const struct member_tile *tile = tiles_of_member(member, header->tensor);
     const bool own = header->tile == CAIRN_TILE_OWN, push = header->kind == CAIRN_CHUNK_PUSH;
     if ((own || push) && header->table_hash != member->tiles_hash)
         return cairn_fail(why, CAIRN_ERR_MISMATCH,
@@ -410,18 +399,16 @@ static cairn_status judge_tile(const struct cairn_member *member,
     return CAIRN_OK;
 }
 
-cairn_status cairn_tiles_piece(const struct cairn_member *member,
-                               const struct cairn_chunk_header *header,
-                               const struct cairn_chunk_place *place, struct cairn_piece *piece_out,
-                               struct cairn_sentence *why)
+cairn_status tiles_piece(const struct cairn_member *member, const struct cairn_chunk_header *header,
+                         const struct cairn_chunk_place *place, struct cairn_piece *piece_out,
+                         struct cairn_sentence *why)
 {
-    const struct cairn_shard_job *job = member->job;
+    const struct shard_job *job = member->job;
     struct cairn_piece piece = { .count = place->elem_count };
-    const struct cairn_tiled *tiled = job->tiling.of[place->tensor];
+    const struct tiled *tiled = job->tiling.of[place->tensor];
     cairn_status status = judge_tile(member, header, tiled, &piece.held, why);
     if (status != CAIRN_OK) return status;
-    if (piece.held != NULL)
-        piece.count = cairn_tiles_common(job, &piece.held->box, place, &piece.first);
+    if (piece.held != NULL) piece.count = tiles_common(job, &piece.held->box, place, &piece.first);
     if (piece.count == 0)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %.80s: its tile has no element there",
                           job->spec.tensors[header->tensor].name);
@@ -429,9 +416,9 @@ cairn_status cairn_tiles_piece(const struct cairn_member *member,
     return CAIRN_OK;
 }
 
-void cairn_tiles_begin_chunk(struct cairn_shard_job *job, uint64_t chunk)
+void tiles_begin_chunk(struct shard_job *job, uint64_t chunk)
 {
-    const struct cairn_tiled *tiled = tiled_of(job, chunk);
+    const struct tiled *tiled = tiled_of(job, chunk);
     for (struct cairn_held *h = tiled != NULL ? tiled->held : NULL; h != NULL; h = h->next) {
         uint8_t *mark = mark_of(h, chunk);
         if (mark != NULL) *mark = 0;
@@ -439,12 +426,12 @@ void cairn_tiles_begin_chunk(struct cairn_shard_job *job, uint64_t chunk)
 }
 
 /* The sources of one box, in their order. */
-static void fold_box(struct cairn_works *works, const struct cairn_fold *fold,
+static void fold_box(struct works *works, const struct cairn_fold *fold,
                      const struct cairn_piece *piece, const struct cairn_source *sources,
                      uint32_t count, uint64_t chunk, const struct cairn_chunk_place *place,
                      float *acc)
 {
-    const struct cairn_shard_job *job = fold->collector->job;
+    const struct shard_job *job = fold->collector->job;
     uint8_t *mark = mark_of(piece->held, chunk);
     assert(mark != NULL); // it has elements there
     const bool first = *mark == 0;
@@ -461,12 +448,12 @@ static void fold_box(struct cairn_works *works, const struct cairn_fold *fold,
             at[i] = sources[i];
             at[i].data = data + skip * cairn_dtype_bytes((int)sources[i].dtype);
         }
-        cairn_works_fold(works, acc + (elem - place->first_elem), at, count, first, (size_t)run);
+        works_fold(works, acc + (elem - place->first_elem), at, count, first, (size_t)run);
     }
 }
 
-void cairn_tiles_fold(struct cairn_works *works, const struct cairn_fold *fold, uint64_t chunk,
-                      const struct cairn_chunk_place *place, float *acc)
+void tiles_fold(struct works *works, const struct cairn_fold *fold, uint64_t chunk,
+                const struct cairn_chunk_place *place, float *acc)
 {
     // Different boxes have no element in common: each is folded by itself.
     bool done[CAIRN_STEP_FOLD_MAX] = { false };
@@ -483,29 +470,28 @@ void cairn_tiles_fold(struct cairn_works *works, const struct cairn_fold *fold, 
     }
 }
 
-void cairn_tiles_put(struct cairn_shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
-                     const struct cairn_chunk_place *place, const float *values)
+void tiles_put(struct shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
+               const struct cairn_chunk_place *place, const float *values)
 {
-    const struct cairn_works_box of = { &piece->held->box, &job->spec.tensors[place->tensor].shape,
-                                        place->first_elem, place->elem_count, sizeof *values };
-    (void)cairn_works_unpack(cairn_compute_loop(job->compute), &of,
-                             cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
-                                             job->tiling.table->extent_of[chunk],
-                                             place->local_elem),
-                             values);
+    const struct works_box of = { &piece->held->box, &job->spec.tensors[place->tensor].shape,
+                                  place->first_elem, place->elem_count, sizeof *values };
+    (void)works_unpack(compute_loop(job->compute), &of,
+                       planes_at(&job->planes, CAIRN_PLANE_PARAM,
+                                 job->tiling.table->extent_of[chunk], place->local_elem),
+                       values);
     *mark_of(piece->held, chunk) = 1;
 }
 
-bool cairn_tiles_put_whole(const struct cairn_shard_job *job, uint64_t chunk)
+bool tiles_put_whole(const struct shard_job *job, uint64_t chunk)
 {
-    const struct cairn_tiled *tiled = tiled_of(job, chunk);
+    const struct tiled *tiled = tiled_of(job, chunk);
     if (tiled == NULL) return false;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->tiling.table->map, chunk);
     uint64_t elems = 0, before;
     for (struct cairn_held *h = tiled->held; h != NULL; h = h->next) {
         const uint8_t *mark = mark_of(h, chunk);
         if (h->holders > 0 && mark != NULL && *mark != 0)
-            elems += cairn_tiles_common(job, &h->box, &place, &before);
+            elems += tiles_common(job, &h->box, &place, &before);
     }
     return elems == place.elem_count;
 }
@@ -515,11 +501,10 @@ bool cairn_tiles_put_whole(const struct cairn_shard_job *job, uint64_t chunk)
 /* Tiles by another table: the same boxes of the same members, in other chunks. */
 
 /* The tensor's extents are the same in both: its chunks have other numbers at most. */
-static bool is_same(const struct cairn_chunk_table *a, const struct cairn_chunk_table *b,
-                    uint32_t tensor)
+static bool is_same(const struct chunk_table *a, const struct chunk_table *b, uint32_t tensor)
 {
-    const struct cairn_tensor_chunks in_a = cairn_chunk_table_tensor(a, tensor);
-    const struct cairn_tensor_chunks in_b = cairn_chunk_table_tensor(b, tensor);
+    const struct tensor_chunks in_a = chunk_table_tensor(a, tensor);
+    const struct tensor_chunks in_b = chunk_table_tensor(b, tensor);
     if (in_a.extent_count != in_b.extent_count) return false;
     for (size_t i = 0; i < in_a.extent_count; i++) {
         const struct cairn_local_extent *x = &a->map.extents[in_a.first_extent + i];
@@ -529,12 +514,12 @@ static bool is_same(const struct cairn_chunk_table *a, const struct cairn_chunk_
     return true;
 }
 
-static cairn_status ready_tensor(struct cairn_shard_job *job, const struct cairn_chunk_table *table,
-                                 struct cairn_tiled *tiled, struct cairn_sentence *why)
+static cairn_status ready_tensor(struct shard_job *job, const struct chunk_table *table,
+                                 struct tiled *tiled, struct cairn_sentence *why)
 {
     const bool same = is_same(job->tiling.table, table, tiled->tensor);
-    const uint64_t was = cairn_chunk_table_tensor(job->tiling.table, tiled->tensor).first;
-    const uint64_t is = cairn_chunk_table_tensor(table, tiled->tensor).first;
+    const uint64_t was = chunk_table_tensor(job->tiling.table, tiled->tensor).first;
+    const uint64_t is = chunk_table_tensor(table, tiled->tensor).first;
     for (struct cairn_held *held = tiled->held; held != NULL; held = held->next) {
         held->moved_first = is + (held->first_chunk - was);
         if (same) continue;
@@ -544,30 +529,30 @@ static cairn_status ready_tensor(struct cairn_shard_job *job, const struct cairn
     return CAIRN_OK;
 }
 
-cairn_status cairn_tiles_ready(struct cairn_shard_job *job, const struct cairn_chunk_table *table,
-                               uint8_t **holds_out, struct cairn_sentence *why)
+cairn_status tiles_ready(struct shard_job *job, const struct chunk_table *table,
+                         uint8_t **holds_out, struct cairn_sentence *why)
 {
-    if (!cairn_tiles_rest(job))
+    if (!tiles_rest(job))
         return cairn_fail(why, CAIRN_ERR_BUSY, "chunks of job %s are on their way", job->spec.name);
     uint8_t *holds = tiles_holds_open(job, table);
     if (holds == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tiles of job %s",
                           job->spec.name);
     cairn_status status = CAIRN_OK;
-    for (struct cairn_tiled *tiled = job->tiling.list; tiled != NULL && status == CAIRN_OK;
+    for (struct tiled *tiled = job->tiling.list; tiled != NULL && status == CAIRN_OK;
          tiled = tiled->next)
         status = ready_tensor(job, table, tiled, why);
     if (status == CAIRN_OK)
         *holds_out = holds;
     else
-        cairn_tiles_unready(job, holds);
+        tiles_unready(job, holds);
     return status;
 }
 
-void cairn_tiles_unready(struct cairn_shard_job *job, uint8_t *holds)
+void tiles_unready(struct shard_job *job, uint8_t *holds)
 {
     free(holds);
-    for (struct cairn_tiled *tiled = job->tiling.list; tiled != NULL; tiled = tiled->next) {
+    for (struct tiled *tiled = job->tiling.list; tiled != NULL; tiled = tiled->next) {
         for (struct cairn_held *held = tiled->held; held != NULL; held = held->next) {
             if (held->moved != NULL) held_free(job, held->moved);
             held->moved = NULL;
@@ -575,7 +560,7 @@ void cairn_tiles_unready(struct cairn_shard_job *job, uint8_t *holds)
     }
 }
 
-static void point_members(struct cairn_shard_job *job)
+static void point_members(struct shard_job *job)
 {
     for (size_t i = 0; i < job->members.capacity; i++) {
         struct cairn_member *member = job->members.list[i];
@@ -588,7 +573,7 @@ static void point_members(struct cairn_shard_job *job)
 }
 
 /* The boxes of one tensor, in the order in which they were. */
-static void replace(struct cairn_shard_job *job, struct cairn_tiled *tiled)
+static void replace(struct shard_job *job, struct tiled *tiled)
 {
     for (struct cairn_held **link = &tiled->held; *link != NULL; link = &(*link)->next) {
         struct cairn_held *held = *link, *moved = held->moved;
@@ -601,11 +586,10 @@ static void replace(struct cairn_shard_job *job, struct cairn_tiled *tiled)
     }
 }
 
-void cairn_tiles_switch(struct cairn_shard_job *job, const struct cairn_chunk_table *table,
-                        uint8_t *holds)
+void tiles_switch(struct shard_job *job, const struct chunk_table *table, uint8_t *holds)
 {
     point_members(job);
-    for (struct cairn_tiled *tiled = job->tiling.list; tiled != NULL; tiled = tiled->next)
+    for (struct tiled *tiled = job->tiling.list; tiled != NULL; tiled = tiled->next)
         replace(job, tiled);
     free(job->tiling.holds);
     job->tiling.holds = holds;
@@ -618,9 +602,8 @@ void cairn_tiles_switch(struct cairn_shard_job *job, const struct cairn_chunk_ta
 
 /* MemberTiles: the list of tiles of a member, page by page. See tiles.c. */
 
-static cairn_status judge_tiling(const struct cairn_shard_job *job,
-                                 const struct cairn_arriving *tiling, struct cairn_tiles *tiles_out,
-                                 struct cairn_sentence *why)
+static cairn_status judge_tiling(const struct shard_job *job, const struct arriving *tiling,
+                                 struct cairn_tiles *tiles_out, struct cairn_sentence *why)
 {
     const Cairn__MemberTiles *message = (const Cairn__MemberTiles *)tiling->message;
     struct cairn_tiles tiles;
@@ -636,21 +619,20 @@ static cairn_status judge_tiling(const struct cairn_shard_job *job,
 }
 
 /* All pages are here. */
-static cairn_status take_tiling(struct cairn_shard *shard, const struct cairn_arriving *tiling,
+static cairn_status take_tiling(struct cairn_shard *shard, const struct arriving *tiling,
                                 struct cairn_sentence *why)
 {
     const Cairn__MemberTiles *message = (const Cairn__MemberTiles *)tiling->message;
-    struct cairn_shard_job *job = cairn_shard_job_find(shard, message->job);
+    struct shard_job *job = shard_job_find(shard, message->job);
     struct cairn_member *member = NULL;
-    if (job != NULL && job->state != CAIRN_JOB_FAULTED)
-        member = cairn_member_find(job, message->member);
+    if (job != NULL && job->state != CAIRN_JOB_FAULTED) member = member_find(job, message->member);
     if (member == NULL)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "shard %s knows no such member of that job",
                           shard->name);
     struct cairn_tiles tiles;
     cairn_status status = judge_tiling(job, tiling, &tiles, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_tiles_set_member(member, &tiles, why);
+    status = tiles_set_member(member, &tiles, why);
     if (status == CAIRN_OK) {
         job->tiling.world = message->world;
         cairn_log_debug("%s of job %s holds tiles of %zu tensors", member->name, job->spec.name,
@@ -660,22 +642,21 @@ static cairn_status take_tiling(struct cairn_shard *shard, const struct cairn_ar
     return status;
 }
 
-static void tiling_whole(struct cairn_shard *shard, struct cairn_arriving *tiling)
+static void tiling_whole(struct cairn_shard *shard, struct arriving *tiling)
 {
     struct cairn_sentence why = { "" };
     const cairn_status status = take_tiling(shard, tiling, &why);
-    cairn_arriving_end(shard, tiling, status, &why);
+    arriving_end(shard, tiling, status, &why);
 }
 
-void cairn_tiles_on_message(struct cairn_shard *shard, uint32_t request,
-                            Cairn__MemberTiles *message)
+void tiles_on_message(struct cairn_shard *shard, uint32_t request, Cairn__MemberTiles *message)
 {
-    static const struct cairn_arriving_kind kind = {
+    static const struct arriving_kind kind = {
         .name = "a list of a member's tiles",
         .what = { CAIRN_PAGE_TILES },
         .may_be_empty = true,
         .whole = tiling_whole,
     };
     const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { message->tiles_bytes };
-    cairn_arriving_begin(shard, &kind, request, &message->base, bytes);
+    arriving_begin(shard, &kind, request, &message->base, bytes);
 }

@@ -20,39 +20,38 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
-static struct cairn_shard_job *pass_job(const struct cairn_run *run);
+static struct shard_job *pass_job(const struct cairn_run *run);
 static uint32_t pass_trained(const struct cairn_run *run, uint32_t item);
 static uint32_t pass_chunk(const struct cairn_run *run, uint32_t item);
-static struct cairn_step_sums pass_sums(const struct cairn_shard_job *job);
-static void pass_submit(struct cairn_shard_job *job, bool trained, bool all,
-                        const struct cairn_pass_kind *kind);
-static void times_updated(struct cairn_shard_job *job);
-static void times_updating(struct cairn_shard_job *job);
+static struct step_sums pass_sums(const struct shard_job *job);
+static void pass_submit(struct shard_job *job, bool trained, bool all,
+                        const struct pass_kind *kind);
+static void times_updated(struct shard_job *job);
+static void times_updating(struct shard_job *job);
 
-static struct cairn_chunk_place place_of(const struct cairn_shard_job *job, uint64_t chunk)
+static struct cairn_chunk_place place_of(const struct shard_job *job, uint64_t chunk)
 {
     return cairn_shard_map_chunk(&job->pass.table->map, chunk);
 }
 
 /* Where the plane of a trained chunk lies; NULL: its extent does not keep the plane. */
-static float *plane_at(const struct cairn_shard_job *job, enum cairn_plane plane, uint32_t chunk,
+static float *plane_at(const struct shard_job *job, enum cairn_plane plane, uint32_t chunk,
                        const struct cairn_chunk_place *place)
 {
-    return cairn_planes_at(&job->planes, plane, job->pass.table->extent_of[chunk],
-                           place->local_elem);
+    return planes_at(&job->planes, plane, job->pass.table->extent_of[chunk], place->local_elem);
 }
 
 /* ---- reduce ---- */
 
-void cairn_pass_zero(struct cairn_shard_job *job, uint32_t chunk)
+void pass_zero(struct shard_job *job, uint32_t chunk)
 {
     job->pass.zero[chunk] = true; // REDUCE, which follows, writes the zeros
 }
 
 static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage,
-                            struct cairn_works *works)
+                            struct works *works)
 {
-    const struct cairn_shard_job *job = pass_job(run);
+    const struct shard_job *job = pass_job(run);
     const uint32_t trained = pass_trained(run, item), chunk = pass_chunk(run, item);
     const struct cairn_chunk_place place = place_of(job, chunk);
     float *acc = plane_at(job, CAIRN_PLANE_SUM, chunk, &place);
@@ -60,11 +59,11 @@ static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage
     (void)stage;
     if (job->pass.zero[trained] || !job->pass.summed[trained]) *sums = (struct cairn_sums) { 0 };
     if (job->pass.zero[trained]) { // and adds nothing
-        struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
+        struct cairn_work *work = works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = acc;
         work->zero.bytes = (size_t)place.elem_count * sizeof *acc;
     } else if (!job->pass.summed[trained]) {
-        cairn_works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct cairn_leaf_fold) {
+        works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct cairn_leaf_fold) {
             .acc = acc,
             .geometry = &job->pass.table->map.layout->geometry[place.tensor],
             .first_leaf = place.first_leaf,
@@ -77,7 +76,7 @@ static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage
 
 static void conclude_reduce(struct cairn_run *run, uint32_t item, uint32_t thread)
 {
-    const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
+    const struct pass_part *part = (const struct pass_part *)run;
     const struct cairn_sums *sums = &part->job->pass.chunk_sums[pass_trained(run, item)];
     cairn_status status = cairn_exact_add(&part->sums[thread].sum_squares, &sums->sum_squares);
     assert(status == CAIRN_OK);
@@ -87,7 +86,7 @@ static void conclude_reduce(struct cairn_run *run, uint32_t item, uint32_t threa
 
 /* Counts by tensor the non-finite results of a pass. Mostly `any` is 0, and then no chunk is looked
  * at. */
-static struct cairn_results collect_nonfinite(const struct cairn_shard_job *job, uint64_t any)
+static struct cairn_results collect_nonfinite(const struct shard_job *job, uint64_t any)
 {
     struct cairn_results results = { 0 };
     for (uint32_t item = 0; any > 0 && item < job->pass.table->trained_count; item++) {
@@ -100,7 +99,7 @@ static struct cairn_results collect_nonfinite(const struct cairn_shard_job *job,
 
 /* Counts by tensor the elements that nobody has a gradient for. A shard's chunks are in the order of
  * their tensors, so a chunk belongs to the last tensor of the list or to a new one. */
-static void collect_untouched(struct cairn_shard_job *job)
+static void collect_untouched(struct shard_job *job)
 {
     struct cairn_pass *pass = &job->pass;
     pass->untouched_count = 0;
@@ -119,17 +118,17 @@ static void collect_untouched(struct cairn_shard_job *job)
     }
 }
 
-static void reduce_done(struct cairn_shard_job *job)
+static void reduce_done(struct shard_job *job)
 {
-    struct cairn_step_sums sums = pass_sums(job);
+    struct step_sums sums = pass_sums(job);
     job->pass.gradients = collect_nonfinite(job, sums.nonfinite);
     collect_untouched(job);
-    cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
+    own_step(job, &(struct step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
 }
 
-void cairn_pass_reduce(struct cairn_shard_job *job)
+void pass_reduce(struct shard_job *job)
 {
-    static const struct cairn_pass_kind reduce = { describe_reduce, conclude_reduce, reduce_done };
+    static const struct pass_kind reduce = { describe_reduce, conclude_reduce, reduce_done };
     job->pass.reduce_waits = job->pass.republished != NULL; // one pass at a time
     if (!job->pass.reduce_waits) pass_submit(job, true, false, &reduce);
 }
@@ -137,16 +136,15 @@ void cairn_pass_reduce(struct cairn_shard_job *job)
 /* ---- update ---- */
 
 /* Behind those of the groups, of tensors that have missed steps. */
-static const char *read_missed(struct cairn_shard_job *job, const struct cairn_missed *missed)
+static const char *read_missed(struct shard_job *job, const struct missed *missed)
 {
-    const uint32_t count = cairn_missed_class_count(missed),
-                   groups = (uint32_t)job->spec.group_count;
+    const uint32_t count = missed_class_count(missed), groups = (uint32_t)job->spec.group_count;
     if (count > CAIRN_MISSED_RUNS(job->spec.tensor_count))
         return "the payload of an APPLY tells of more tensors than there are";
     for (uint32_t c = 0; c < count; c++) {
-        const struct cairn_missed_class one = cairn_missed_class_at(missed, c);
+        const struct missed_class one = missed_class_at(missed, c);
         if (one.group >= groups) return "the payload of an APPLY tells of a group that is none";
-        job->pass.scalars[groups + c] = cairn_missed_scalars(&one, &job->pass.scalars[one.group]);
+        job->pass.scalars[groups + c] = missed_scalars(&one, &job->pass.scalars[one.group]);
         if ((one.flags & CAIRN_MISSED_THIS) != 0)
             job->pass.scalars[groups + c].flags |= CAIRN_SCALAR_FROZEN;
     }
@@ -155,25 +153,25 @@ static const char *read_missed(struct cairn_shard_job *job, const struct cairn_m
 }
 
 /* The scalars of the update of a tensor. */
-static const struct cairn_group_scalars *scalars_of(const struct cairn_shard_job *job,
-                                                    uint64_t tensor, uint32_t group)
+static const struct cairn_group_scalars *scalars_of(const struct shard_job *job, uint64_t tensor,
+                                                    uint32_t group)
 {
-    const uint32_t c = cairn_missed_class_of(&job->pass.missed, (uint32_t)tensor);
+    const uint32_t c = missed_class_of(&job->pass.missed, (uint32_t)tensor);
     return &job->pass.scalars[c == CAIRN_MISSED_NONE ? group : job->spec.group_count + c];
 }
 
 /* The scalars out of the decision; NULL, or why it cannot be applied. */
-static const char *read_scalars(struct cairn_shard_job *job, const struct cairn_decision *decision)
+static const char *read_scalars(struct shard_job *job, const struct cairn_decision *decision)
 {
-    struct cairn_payload head;
-    cairn_status status = cairn_payload_decode(decision->payload, decision->payload_bytes, &head);
+    struct payload head;
+    cairn_status status = payload_decode(decision->payload, decision->payload_bytes, &head);
     if (status != CAIRN_OK) return "the payload of an APPLY is malformed";
     if (head.group_count != job->spec.group_count)
         return "the payload of an APPLY has another number of groups";
     for (uint32_t g = 0; g < head.group_count; g++) {
         const struct cairn_group_spec *group = &job->spec.groups[g];
         struct cairn_group_scalars *scalars = &job->pass.scalars[g];
-        status = cairn_payload_group(decision->payload, decision->payload_bytes, g, scalars);
+        status = payload_group(decision->payload, decision->payload_bytes, g, scalars);
         if (status != CAIRN_OK) return "the scalars of an APPLY are malformed";
         if (scalars->optimizer != cairn_optimizer_by_name(group->optimizer)->id)
             return "the scalars of an APPLY are of another optimizer";
@@ -192,21 +190,21 @@ static void *wire_of(const struct cairn_published *published, uint64_t chunk,
 }
 
 /* A chunk whose parameters no update changes, out of these. */
-static void publish_from(struct cairn_works *works, const void *param,
-                         const struct cairn_shard_job *job, struct cairn_published *published,
-                         uint32_t chunk, const struct cairn_chunk_place *place)
+static void publish_from(struct works *works, const void *param, const struct shard_job *job,
+                         struct cairn_published *published, uint32_t chunk,
+                         const struct cairn_chunk_place *place)
 {
     const struct cairn_form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
-    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_CONVERT);
+    struct cairn_work *work = works_add(works, CAIRN_WORK_CONVERT);
     work->convert.dst = wire_of(published, chunk, place);
     work->convert.dst_dtype = form->wire;
     work->convert.src = param;
     work->convert.src_dtype = form->master;
     work->convert.elems = (size_t)place->elem_count;
-    cairn_published_forget(published, chunk);
+    published_forget(published, chunk);
 }
 
-static void publish_chunk(struct cairn_works *works, const struct cairn_shard_job *job,
+static void publish_chunk(struct works *works, const struct shard_job *job,
                           struct cairn_published *published, uint32_t chunk,
                           const struct cairn_chunk_place *place)
 {
@@ -216,7 +214,7 @@ static void publish_chunk(struct cairn_works *works, const struct cairn_shard_jo
 
 /* A copy with a device's side has that written first; then the host's gets what is wanted there: of frozen
  * tensors always, since updates pass them by. */
-static bool host_follows(const struct cairn_shard_job *job, const struct cairn_published *published,
+static bool host_follows(const struct shard_job *job, const struct cairn_published *published,
                          uint32_t chunk)
 {
     return published->device.base != NULL &&
@@ -225,7 +223,7 @@ static bool host_follows(const struct cairn_shard_job *job, const struct cairn_p
 
 /* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has
  * one that a lease made. */
-static bool refresh_frozen(struct cairn_works *works, const struct cairn_shard_job *job,
+static bool refresh_frozen(struct works *works, const struct shard_job *job,
                            struct cairn_published *next, uint32_t chunk)
 {
     if (job->view->forms[job->pass.table->extent_of[chunk]].trained) return false;
@@ -235,19 +233,19 @@ static bool refresh_frozen(struct cairn_works *works, const struct cairn_shard_j
 }
 
 static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
-                           struct cairn_works *works)
+                           struct works *works)
 {
-    struct cairn_shard_job *job = pass_job(run);
+    struct shard_job *job = pass_job(run);
     const uint32_t chunk = pass_chunk(run, item);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
     const struct cairn_chunk_place place = place_of(job, chunk);
     if (stage > 0) {
-        cairn_published_fill(works, next, chunk);
+        published_fill(works, next, chunk);
         return false;
     }
-    if (next->holds_params && !cairn_write_has(job, chunk)) return false;
-    cairn_pins_save(job, works, chunk);
-    const void *param = cairn_write_apply(works, job, chunk, &place);
+    if (next->holds_params && !write_has(job, chunk)) return false;
+    pins_save(job, works, chunk);
+    const void *param = write_apply(works, job, chunk, &place);
     if (next->holds_params && param == NULL) return false;
     if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place);
     publish_from(works, param, job, next, chunk, &place);
@@ -255,13 +253,13 @@ static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
 }
 
 static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage,
-                            struct cairn_works *works)
+                            struct works *works)
 {
-    struct cairn_shard_job *job = pass_job(run);
+    struct shard_job *job = pass_job(run);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
     const uint32_t trained = pass_trained(run, item), chunk = pass_chunk(run, item);
     if (stage > 0) {
-        cairn_published_fill(works, next, chunk);
+        published_fill(works, next, chunk);
         return false;
     }
     if (trained == CAIRN_PASS_NOT_TRAINED) return refresh_frozen(works, job, next, chunk);
@@ -274,8 +272,8 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
         publish_chunk(works, job, next, chunk, &place);
         return host_follows(job, next, chunk);
     }
-    cairn_pins_save(job, works, chunk);
-    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_UPDATE);
+    pins_save(job, works, chunk);
+    struct cairn_work *work = works_add(works, CAIRN_WORK_UPDATE);
     work->update.planes = (struct cairn_update) {
         .grad = plane_at(job, CAIRN_PLANE_SUM, chunk, &place),
         .param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place),
@@ -288,96 +286,96 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
     };
     work->update.scalars = scalars;
     work->update.nonfinite = &job->pass.chunk_sums[trained].nonfinite;
-    cairn_published_forget(next, chunk);
+    published_forget(next, chunk);
     return host_follows(job, next, chunk);
 }
 
 static void conclude_update(struct cairn_run *run, uint32_t item, uint32_t thread)
 {
-    const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
+    const struct pass_part *part = (const struct pass_part *)run;
     const uint32_t trained = pass_trained(run, item);
     if (trained != CAIRN_PASS_NOT_TRAINED)
         part->sums[thread].nonfinite += part->job->pass.chunk_sums[trained].nonfinite;
 }
 
-static void collect_results(struct cairn_shard_job *job)
+static void collect_results(struct shard_job *job)
 {
     const uint64_t any = pass_sums(job).nonfinite;
     job->pass.results = collect_nonfinite(job, any);
     if (any == 0) return;
     char tensors[CAIRN_RESULTS_BYTES];
     cairn_results_list(&job->pass.results, &job->spec, tensors);
-    cairn_log_limited(
+    log_limited(
         &job->pass.results_said, CAIRN_LOG_WARN,
         "job %s: of %llu elements here a result is not finite after the update to step %llu: %s",
         job->spec.name, (unsigned long long)any, (unsigned long long)job->pass.version_next.step,
         tensors);
 }
 
-static void update_done(struct cairn_shard_job *job)
+static void update_done(struct shard_job *job)
 {
-    const bool writes = job->pass.update_writes, has_param = cairn_write_has_param(job);
+    const bool writes = job->pass.update_writes, has_param = write_has_param(job);
     times_updated(job);
-    cairn_published_end(job, job->pass.version_next, writes && has_param);
-    if (!writes || has_param || !job->versions.knows_param) cairn_published_note_params(job);
+    published_end(job, job->pass.version_next, writes && has_param);
+    if (!writes || has_param || !job->versions.knows_param) published_note_params(job);
     collect_results(job);
     job->pass.updating = false;
     if (job->pass.update_writes) {
         job->pass.update_writes = false;
-        cairn_write_close(job);
+        write_close(job);
     }
     cairn_log_debug("job %s: published %llu.%llu", job->spec.name,
                     (unsigned long long)job->pass.version_next.generation,
                     (unsigned long long)job->pass.version_next.step);
-    cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_UPDATED });
-    cairn_pin_updated(job);
-    cairn_fetch_deferred(job);
+    own_step(job, &(struct step_event) { .kind = CAIRN_STEP_UPDATED });
+    pin_updated(job);
+    fetch_deferred(job);
 }
 
 /* False: the job is stopped. */
-static bool is_ready(struct cairn_shard_job *job)
+static bool is_ready(struct shard_job *job)
 {
     struct cairn_sentence why;
-    const cairn_status status = cairn_published_ready(job, &why);
-    if (status != CAIRN_OK) cairn_shard_job_fault(job, why.text);
+    const cairn_status status = published_ready(job, &why);
+    if (status != CAIRN_OK) shard_job_fault(job, why.text);
     return status == CAIRN_OK;
 }
 
-static void begin_republish(struct cairn_shard_job *job);
+static void begin_republish(struct shard_job *job);
 
-static void begin_update(struct cairn_shard_job *job)
+static void begin_update(struct shard_job *job)
 {
-    static const struct cairn_pass_kind write = { describe_write, NULL, update_done };
-    static const struct cairn_pass_kind update = { describe_update, conclude_update, update_done };
+    static const struct pass_kind write = { describe_write, NULL, update_done };
+    static const struct pass_kind update = { describe_update, conclude_update, update_done };
     const struct cairn_published *next = &job->versions.copies[job->versions.writing];
     job->pass.update_waits = false;
     if (!is_ready(job)) return;
     times_updating(job);
-    cairn_pins_updating(job);
+    pins_updating(job);
     if (job->pass.update_writes)
         pass_submit(job, false, true, &write);
     else
         pass_submit(job, true, next->stale, &update);
 }
 
-void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision *decision)
+void pass_update(struct shard_job *job, const struct cairn_decision *decision)
 {
     job->pass.update_writes = decision->kind == CAIRN_DECISION_WRITE;
     const char *why = job->pass.update_writes ? NULL : read_scalars(job, decision);
     if (why != NULL) {
-        cairn_shard_job_fault(job, why);
+        shard_job_fault(job, why);
         return;
     }
     job->pass.version_next = decision->version_after;
     job->bytes.steps += !job->pass.update_writes;
     job->pass.updating = true;
     // The version that was there is gone from here on: without leases, the one before the newest.
-    cairn_published_begin(job);
+    published_begin(job);
     job->pass.update_waits = true;
-    cairn_pass_copies_ended(job);
+    pass_copies_ended(job);
 }
 
-void cairn_pass_copies_ended(struct cairn_shard_job *job)
+void pass_copies_ended(struct shard_job *job)
 {
     if (!job->pass.update_waits || job->versions.copies[job->versions.writing].sends > 0) return;
     if (job->pass.republished != NULL)
@@ -389,72 +387,70 @@ void cairn_pass_copies_ended(struct cairn_shard_job *job)
 /* ---- the newest version once more ---- */
 
 static bool describe_republish(struct cairn_run *run, uint32_t item, uint32_t stage,
-                               struct cairn_works *works)
+                               struct works *works)
 {
-    struct cairn_shard_job *job = pass_job(run);
+    struct shard_job *job = pass_job(run);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
     const uint32_t chunk = pass_chunk(run, item);
     const struct cairn_chunk_place place = place_of(job, chunk);
     if (stage > 0) {
-        cairn_published_fill(works, next, chunk);
+        published_fill(works, next, chunk);
         return false;
     }
     publish_chunk(works, job, next, chunk, &place);
     return host_follows(job, next, chunk);
 }
 
-static void republish_done(struct cairn_shard_job *job)
+static void republish_done(struct shard_job *job)
 {
-    void (*done)(struct cairn_shard_job *) = job->pass.republished;
-    cairn_published_end(job, cairn_step_version(job->collector.step), false);
+    void (*done)(struct shard_job *) = job->pass.republished;
+    published_end(job, step_version(job->collector.step), false);
     job->pass.republished = NULL;
-    if (job->pass.reduce_waits) cairn_pass_reduce(job);
+    if (job->pass.reduce_waits) pass_reduce(job);
     done(job);
 }
 
-static void begin_republish(struct cairn_shard_job *job)
+static void begin_republish(struct shard_job *job)
 {
-    static const struct cairn_pass_kind republish = { describe_republish, NULL, republish_done };
+    static const struct pass_kind republish = { describe_republish, NULL, republish_done };
     job->pass.update_waits = false;
     if (is_ready(job)) pass_submit(job, false, true, &republish);
 }
 
-cairn_status cairn_pass_republish(struct cairn_shard_job *job,
-                                  void (*done)(struct cairn_shard_job *job),
-                                  struct cairn_sentence *why)
+cairn_status pass_republish(struct shard_job *job, void (*done)(struct shard_job *job),
+                            struct cairn_sentence *why)
 {
-    const enum cairn_step_phase phase = cairn_step_phase_of(job->collector.step);
+    const enum cairn_step_phase phase = step_phase_of(job->collector.step);
     const bool works = job->pass.updating || job->pass.parts_left > 0 ||
                        job->pass.republished != NULL || phase == CAIRN_STEP_REDUCING;
     if (job->state != CAIRN_JOB_SERVING || works)
         return cairn_fail(why, CAIRN_ERR_BUSY, "a version of job %s is being made", job->spec.name);
     job->pass.republished = done;
     job->pass.update_waits = true;
-    cairn_published_begin(job);
-    cairn_pass_copies_ended(job);
+    published_begin(job);
+    pass_copies_ended(job);
     return CAIRN_OK;
 }
 
 /* ---- the first publish ---- */
 
 /* Moments of a member that did not come to the end of its puts. */
-static void forget_moments(struct cairn_works *works, struct cairn_shard_job *job, uint32_t chunk,
+static void forget_moments(struct works *works, struct shard_job *job, uint32_t chunk,
                            const struct cairn_chunk_place *place)
 {
     static const enum cairn_plane moments[] = { CAIRN_PLANE_EXP_AVG, CAIRN_PLANE_EXP_AVG_SQ };
     for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
         if ((job->puts.have[chunk] & CAIRN_PUT_STALE(moments[i])) == 0) continue;
         job->puts.have[chunk] ^= (uint8_t)CAIRN_PUT_STALE(moments[i]);
-        struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
+        struct cairn_work *work = works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = plane_at(job, moments[i], chunk, place);
         work->zero.bytes = (size_t)place->elem_count * sizeof(float);
     }
 }
 
-static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
-                          struct cairn_works *works)
+static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
-    struct cairn_shard_job *job = pass_job(run);
+    struct shard_job *job = pass_job(run);
     const uint32_t chunk = pass_chunk(run, item);
     const struct cairn_chunk_place place = place_of(job, chunk);
     // Updates pass frozen tensors by, so both copies have them from the start.
@@ -465,32 +461,31 @@ static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
         if (stage == 0)
             publish_chunk(works, job, copy, chunk, &place);
         else
-            cairn_published_fill(works, copy, chunk);
+            published_fill(works, copy, chunk);
     }
     return stage == 0 && host_follows(job, &job->versions.copies[0], chunk);
 }
 
-static void seal_done(struct cairn_shard_job *job)
+static void seal_done(struct shard_job *job)
 {
     if (job->state != CAIRN_JOB_SEALING) return;
-    const struct cairn_version version = cairn_step_version(job->collector.step);
-    cairn_published_seal_end(job, version);
+    const struct cairn_version version = step_version(job->collector.step);
+    published_seal_end(job, version);
     job->state = CAIRN_JOB_SERVING;
     cairn_put_end(job);
     cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,
                    (unsigned long long)version.generation, (unsigned long long)version.step);
     if (!job->load.joins) // else it hears at the first Resolve at which version the job is
-        cairn_own_step(job,
-                       &(struct cairn_step_event) { .kind = CAIRN_STEP_READY, .version = version });
-    cairn_session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
+        own_step(job, &(struct step_event) { .kind = CAIRN_STEP_READY, .version = version });
+    session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
 }
 
-void cairn_pass_seal(struct cairn_shard_job *job)
+void pass_seal(struct shard_job *job)
 {
-    static const struct cairn_pass_kind seal = { describe_seal, NULL, seal_done };
+    static const struct pass_kind seal = { describe_seal, NULL, seal_done };
     assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
     job->state = CAIRN_JOB_SEALING;
-    cairn_published_seal_begin(job);
+    published_seal_begin(job);
     pass_submit(job, false, true, &seal);
 }
 
@@ -501,11 +496,11 @@ void cairn_pass_seal(struct cairn_shard_job *job)
 /* From here on nothing of a pass is in a cache when the next one comes to it, by measurement. */
 #define FAR_ELEMS ((uint64_t)4 << 20)
 
-void cairn_pass_divide(struct cairn_shard_job *job)
+void pass_divide(struct shard_job *job)
 {
     struct cairn_pass *pass = &job->pass;
     const struct cairn_shard_map *map = &pass->table->map;
-    const uint64_t device_end = cairn_planes_device_end(&job->planes);
+    const uint64_t device_end = planes_device_end(&job->planes);
     uint32_t chunk = 0, trained = 0;
     while (chunk < map->chunk_count && cairn_shard_map_chunk(map, chunk).local_elem < device_end)
         chunk++;
@@ -514,43 +509,41 @@ void cairn_pass_divide(struct cairn_shard_job *job)
     pass->host.trained_first = trained;
 }
 
-static void open_parts(struct cairn_shard_job *job)
+static void open_parts(struct shard_job *job)
 {
     struct cairn_pass *pass = &job->pass;
-    pass->device = pass->host = (struct cairn_pass_part) { .job = job };
+    pass->device = pass->host = (struct pass_part) { .job = job };
     if (job->planes.host_from > 0)
-        pass->device.sums = calloc(cairn_compute_lanes(&job->shard->device),
-                                   sizeof *pass->device.sums);
-    pass->host.sums = calloc(cairn_compute_lanes(&job->shard->host), sizeof *pass->host.sums);
-    cairn_pass_divide(job);
+        pass->device.sums = calloc(compute_lanes(&job->shard->device), sizeof *pass->device.sums);
+    pass->host.sums = calloc(compute_lanes(&job->shard->host), sizeof *pass->host.sums);
+    pass_divide(job);
 }
 
-cairn_status cairn_pass_tables_open(const struct cairn_chunk_table *table,
-                                    struct cairn_pass_tables *tables_out)
+cairn_status pass_tables_open(const struct chunk_table *table, struct pass_tables *tables_out)
 {
     const size_t trained = table->trained_count;
-    struct cairn_pass_tables tables = {
+    struct pass_tables tables = {
         .table = table,
         .zero = calloc(trained + 1, sizeof *tables.zero),
         .chunk_sums = calloc(trained + 1, sizeof *tables.chunk_sums),
         .summed = calloc(trained + 1, sizeof *tables.summed),
     };
     if (tables.zero == NULL || tables.chunk_sums == NULL || tables.summed == NULL) {
-        cairn_pass_tables_close(&tables);
+        pass_tables_close(&tables);
         return CAIRN_ERR_NO_MEMORY;
     }
     *tables_out = tables;
     return CAIRN_OK;
 }
 
-void cairn_pass_tables_close(struct cairn_pass_tables *tables)
+void pass_tables_close(struct pass_tables *tables)
 {
     free(tables->zero);
     free(tables->chunk_sums);
     free(tables->summed);
 }
 
-static void take_tables(struct cairn_shard_job *job, struct cairn_pass_tables *tables)
+static void take_tables(struct shard_job *job, struct pass_tables *tables)
 {
     struct cairn_pass *pass = &job->pass;
     const struct cairn_shard_map *map = &tables->table->map;
@@ -560,23 +553,23 @@ static void take_tables(struct cairn_shard_job *job, struct cairn_pass_tables *t
     pass->zero = tables->zero;
     pass->chunk_sums = tables->chunk_sums;
     pass->summed = tables->summed;
-    *tables = (struct cairn_pass_tables) { .table = NULL };
+    *tables = (struct pass_tables) { .table = NULL };
 }
 
-void cairn_pass_switch(struct cairn_shard_job *job, struct cairn_pass_tables *tables)
+void pass_switch(struct shard_job *job, struct pass_tables *tables)
 {
     struct cairn_pass *pass = &job->pass;
-    struct cairn_pass_tables before = { pass->table, pass->zero, pass->summed, pass->chunk_sums };
+    struct pass_tables before = { pass->table, pass->zero, pass->summed, pass->chunk_sums };
     take_tables(job, tables);
-    cairn_pass_tables_close(&before);
-    cairn_pass_divide(job);
+    pass_tables_close(&before);
+    pass_divide(job);
 }
 
-cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
+cairn_status pass_open(struct shard_job *job, const struct chunk_table *table)
 {
     struct cairn_pass *pass = &job->pass;
-    struct cairn_pass_tables tables;
-    if (cairn_pass_tables_open(table, &tables) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
+    struct pass_tables tables;
+    if (pass_tables_open(table, &tables) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
     take_tables(job, &tables);
     open_parts(job);
     pass->scalars = calloc(job->spec.group_count + CAIRN_MISSED_RUNS(job->spec.tensor_count) + 1,
@@ -591,7 +584,7 @@ cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chu
     return have ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
-void cairn_pass_close(struct cairn_shard_job *job)
+void pass_close(struct shard_job *job)
 {
     free(job->pass.zero);
     free(job->pass.device.sums);
@@ -605,22 +598,22 @@ void cairn_pass_close(struct cairn_shard_job *job)
 
 /* ---- items ---- */
 
-static struct cairn_shard_job *pass_job(const struct cairn_run *run)
+static struct shard_job *pass_job(const struct cairn_run *run)
 {
-    return ((const struct cairn_pass_part *)run)->job;
+    return ((const struct pass_part *)run)->job;
 }
 
 /* The core's number of an item's chunk; CAIRN_PASS_NOT_TRAINED: the item is one of all chunks. */
 static uint32_t pass_trained(const struct cairn_run *run, uint32_t item)
 {
-    const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
+    const struct pass_part *part = (const struct pass_part *)run;
     return item < part->trained_count ? part->trained_first + item : CAIRN_PASS_NOT_TRAINED;
 }
 
 /* The map's. */
 static uint32_t pass_chunk(const struct cairn_run *run, uint32_t item)
 {
-    const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
+    const struct pass_part *part = (const struct pass_part *)run;
     const uint32_t trained = pass_trained(run, item);
     return trained != CAIRN_PASS_NOT_TRAINED ? part->job->pass.table->trained[trained]
                                              : part->first + (item - part->trained_count);
@@ -631,21 +624,19 @@ static uint32_t pass_chunk(const struct cairn_run *run, uint32_t item)
 /* One that failed has stopped the job: nothing of it is told or published. */
 static void part_done(struct cairn_run *run)
 {
-    struct cairn_shard_job *job = pass_job(run);
+    struct shard_job *job = pass_job(run);
     const bool is_last = --job->pass.parts_left == 0;
-    job->pass.failed = cairn_shard_job_run_failed(job, run) || job->pass.failed;
+    job->pass.failed = shard_job_run_failed(job, run) || job->pass.failed;
     if (is_last && !job->pass.failed) job->pass.kind->done(job);
-    cairn_shard_job_idle(job);
+    shard_job_idle(job);
 }
 
-static void clear_sums(struct cairn_pass_part *part, const struct cairn_compute *compute)
+static void clear_sums(struct pass_part *part, const struct cairn_compute *compute)
 {
-    if (part->sums != NULL)
-        memset(part->sums, 0, cairn_compute_lanes(compute) * sizeof *part->sums);
+    if (part->sums != NULL) memset(part->sums, 0, compute_lanes(compute) * sizeof *part->sums);
 }
 
-static void submit_part(struct cairn_pass_part *part, struct cairn_compute *compute,
-                        uint32_t item_count)
+static void submit_part(struct pass_part *part, struct cairn_compute *compute, uint32_t item_count)
 {
     const struct cairn_pass *pass = &part->job->pass;
     part->run = (struct cairn_run) {
@@ -656,17 +647,16 @@ static void submit_part(struct cairn_pass_part *part, struct cairn_compute *comp
         .conclude = pass->kind->conclude,
         .done = part_done,
     };
-    cairn_shard_job_busy(part->job);
-    cairn_compute_submit(&part->run);
+    shard_job_busy(part->job);
+    compute_submit(&part->run);
 }
 
 /* Begins a pass over the trained chunks, then over all chunks, if each is wanted. One pass at a
  * time. */
-static void pass_submit(struct cairn_shard_job *job, bool trained, bool all,
-                        const struct cairn_pass_kind *kind)
+static void pass_submit(struct shard_job *job, bool trained, bool all, const struct pass_kind *kind)
 {
     struct cairn_pass *pass = &job->pass;
-    struct cairn_pass_part *device = &pass->device, *host = &pass->host;
+    struct pass_part *device = &pass->device, *host = &pass->host;
     const uint32_t chunks = (uint32_t)pass->table->map.chunk_count;
     device->trained_count = trained ? host->trained_first : 0;
     host->trained_count = trained ? pass->table->trained_count - host->trained_first : 0;
@@ -682,10 +672,10 @@ static void pass_submit(struct cairn_shard_job *job, bool trained, bool all,
     if (takes_host) submit_part(host, &job->shard->host, on_host);
 }
 
-static void add_part(struct cairn_step_sums *sums, const struct cairn_pass_part *part,
+static void add_part(struct step_sums *sums, const struct pass_part *part,
                      const struct cairn_compute *compute)
 {
-    for (uint32_t i = 0; part->sums != NULL && i < cairn_compute_lanes(compute); i++) {
+    for (uint32_t i = 0; part->sums != NULL && i < compute_lanes(compute); i++) {
         const cairn_status status = cairn_exact_add(&sums->sum_squares, &part->sums[i].sum_squares);
         assert(status == CAIRN_OK); // 2^74 leaves would fit
         (void)status;
@@ -694,9 +684,9 @@ static void add_part(struct cairn_step_sums *sums, const struct cairn_pass_part 
 }
 
 /* The sums of all threads of the pass that ended, in both homes. */
-static struct cairn_step_sums pass_sums(const struct cairn_shard_job *job)
+static struct step_sums pass_sums(const struct shard_job *job)
 {
-    struct cairn_step_sums sums = { 0 };
+    struct step_sums sums = { 0 };
     add_part(&sums, &job->pass.device, &job->shard->device);
     add_part(&sums, &job->pass.host, &job->shard->host);
     return sums;
@@ -717,7 +707,7 @@ static bool same_tensor(const struct cairn_tensor_spec *a, const struct cairn_te
                              : b->group != NULL && strcmp(a->group, b->group) == 0);
 }
 
-static cairn_status judge(const struct cairn_shard_job *job, const struct cairn_job_spec_data *next,
+static cairn_status judge(const struct shard_job *job, const struct cairn_job_spec_data *next,
                           struct cairn_sentence *why)
 {
     bool same = strcmp(job->spec.name, next->name) == 0 &&
@@ -736,11 +726,11 @@ static cairn_status judge(const struct cairn_shard_job *job, const struct cairn_
 }
 
 /* All its pages are here; takes them. */
-static cairn_status take(struct cairn_shard *shard, struct cairn_arriving *terms,
+static cairn_status take(struct cairn_shard *shard, struct arriving *terms,
                          struct cairn_sentence *why)
 {
     const Cairn__JobTerms *message = (const Cairn__JobTerms *)terms->message;
-    struct cairn_shard_job *job = cairn_held_find(shard, message->job, message->generation);
+    struct shard_job *job = held_find(shard, message->job, message->generation);
     struct cairn_paged *spec = &terms->paged[0];
     if (job == NULL)
         return cairn_fail(
@@ -764,7 +754,7 @@ static cairn_status take(struct cairn_shard *shard, struct cairn_arriving *terms
 
 /* Unpacks the spec that the pages hold. If there are none the shard has that spec already, and
  * *made_out stays NULL. */
-static cairn_status terms_prepare(struct cairn_arriving *terms, void **made_out,
+static cairn_status terms_prepare(struct arriving *terms, void **made_out,
                                   struct cairn_sentence *why)
 {
     const struct cairn_paged *spec = &terms->paged[0];
@@ -786,16 +776,16 @@ static void terms_unmake(void *made)
     free(made);
 }
 
-static void terms_whole(struct cairn_shard *shard, struct cairn_arriving *terms)
+static void terms_whole(struct cairn_shard *shard, struct arriving *terms)
 {
     struct cairn_sentence why = { "" };
     const cairn_status status = take(shard, terms, &why);
-    cairn_arriving_end(shard, terms, status, &why);
+    arriving_end(shard, terms, status, &why);
 }
 
-void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobTerms *message)
+void terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__JobTerms *message)
 {
-    static const struct cairn_arriving_kind kind = {
+    static const struct arriving_kind kind = {
         .name = "the terms of a job",
         .what = { CAIRN_PAGE_SPEC },
         .may_be_empty = true,
@@ -804,7 +794,7 @@ void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__
         .whole = terms_whole,
     };
     const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { message->spec_bytes };
-    cairn_arriving_begin(shard, &kind, request, &message->base, bytes);
+    arriving_begin(shard, &kind, request, &message->base, bytes);
 }
 
 /* ==== times ==== */
@@ -818,45 +808,44 @@ static uint64_t now_us(void)
     return uv_hrtime() / 1000;
 }
 
-static void tell(const struct cairn_shard_job *job, uint64_t round)
+static void tell(const struct shard_job *job, uint64_t round)
 {
     const uint64_t *us = job->pass.times.action_us;
     struct cairn_home_use use = { 0 }; // since the device was opened, of all jobs
     if (job->shard->device.home != NULL) use = cairn_home_use(job->shard->device.home);
-    cairn_log_fields(CAIRN_LOG_DEBUG,
-                     CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "round", NULL, round },
-                                  { "grant_us", NULL, us[CAIRN_STEP_GRANT] },
-                                  { "receive_us", NULL, us[CAIRN_STEP_RECEIVE] },
-                                  { "fold_us", NULL, us[CAIRN_STEP_FOLD] },
-                                  { "reduce_us", NULL, us[CAIRN_STEP_REDUCE] },
-                                  { "reduced_us", NULL, us[CAIRN_STEP_REDUCED_REPORT] },
-                                  { "update_us", NULL, us[CAIRN_STEP_UPDATE] },
-                                  { "published_us", NULL, us[CAIRN_STEP_PUBLISHED_REPORT] },
-                                  { "launches", NULL, use.launches },
-                                  { "in_bytes", NULL, use.bytes_in },
-                                  { "out_bytes", NULL, use.bytes_out }),
-                     "times of a round");
+    log_fields(CAIRN_LOG_DEBUG,
+               CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "round", NULL, round },
+                            { "grant_us", NULL, us[CAIRN_STEP_GRANT] },
+                            { "receive_us", NULL, us[CAIRN_STEP_RECEIVE] },
+                            { "fold_us", NULL, us[CAIRN_STEP_FOLD] },
+                            { "reduce_us", NULL, us[CAIRN_STEP_REDUCE] },
+                            { "reduced_us", NULL, us[CAIRN_STEP_REDUCED_REPORT] },
+                            { "update_us", NULL, us[CAIRN_STEP_UPDATE] },
+                            { "published_us", NULL, us[CAIRN_STEP_PUBLISHED_REPORT] },
+                            { "launches", NULL, use.launches }, { "in_bytes", NULL, use.bytes_in },
+                            { "out_bytes", NULL, use.bytes_out }),
+               "times of a round");
 }
 
-void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_action *action)
+void times_note(struct shard_job *job, const struct step_action *action)
 {
-    struct cairn_round_times *times = &job->pass.times;
-    const enum cairn_step_action_kind kind = action->kind;
+    struct round_times *times = &job->pass.times;
+    const enum step_action_kind kind = action->kind;
     if (kind == CAIRN_STEP_GRANT && action->round != times->round)
-        *times = (struct cairn_round_times) { .round = action->round };
+        *times = (struct round_times) { .round = action->round };
     if (kind == CAIRN_STEP_FOLD) times->folding_us = now_us();
     if (times->action_us[kind] == 0) times->action_us[kind] = now_us();
-    if (kind == CAIRN_STEP_PUBLISHED_REPORT && cairn_log_enabled(CAIRN_LOG_DEBUG))
+    if (kind == CAIRN_STEP_PUBLISHED_REPORT && log_enabled(CAIRN_LOG_DEBUG))
         tell(job, action->round);
 }
 
 /* The pass of an UPDATE begins, and has ended. */
-static void times_updating(struct cairn_shard_job *job)
+static void times_updating(struct shard_job *job)
 {
     job->pass.times.updating_us = now_us();
 }
 
-static void times_updated(struct cairn_shard_job *job)
+static void times_updated(struct shard_job *job)
 {
     job->pass.times.updated_us = now_us();
 }
@@ -868,9 +857,9 @@ static uint32_t between(uint64_t from_us, uint64_t to_us)
     return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 }
 
-void cairn_times_phases(const struct cairn_shard_job *job, uint32_t us_out[4])
+void times_phases(const struct shard_job *job, uint32_t us_out[4])
 {
-    const struct cairn_round_times *t = &job->pass.times;
+    const struct round_times *t = &job->pass.times;
     const uint64_t *us = t->action_us;
     const uint64_t granted = us[CAIRN_STEP_GRANT], reduced = us[CAIRN_STEP_REDUCED_REPORT];
     const uint64_t folding = t->folding_us != 0 ? t->folding_us : us[CAIRN_STEP_REDUCE];

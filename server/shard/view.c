@@ -6,22 +6,22 @@
 #include "server/shard/memory.h"
 #include "server/shard/shard.h"
 
-static void view_places_close(struct cairn_shard_view *view);
+static void view_places_close(struct shard_view *view);
 
-struct cairn_shard_view *cairn_shard_view_ref(struct cairn_shard_view *view)
+struct shard_view *shard_view_ref(struct shard_view *view)
 {
     view->refs++;
     return view;
 }
 
-void cairn_shard_view_unref(struct cairn_shard_view *view)
+void shard_view_unref(struct shard_view *view)
 {
     if (view == NULL) return;
     assert(view->refs > 0);
     if (--view->refs > 0) return;
     free(view->forms);
     view_places_close(view);
-    cairn_chunk_table_close(&view->table);
+    chunk_table_close(&view->table);
     cairn_layout_close(view->layout);
     free(view);
 }
@@ -29,8 +29,8 @@ void cairn_shard_view_unref(struct cairn_shard_view *view)
 /* ---- what one has and another has not ---- */
 
 struct search {
-    const struct cairn_shard_view *in;
-    void (*each)(void *context, const struct cairn_shard_view_run *run);
+    const struct shard_view *in;
+    void (*each)(void *context, const struct shard_view_run *run);
     void *context;
 };
 
@@ -40,7 +40,7 @@ static void give(const struct search *search, size_t number, uint64_t first, uin
     const struct cairn_local_extent *extent = &search->in->table.map.extents[number];
     const struct cairn_geometry *geometry = &search->in->layout->geometry[extent->tensor];
     if (first == end) return;
-    struct cairn_shard_view_run run = {
+    struct shard_view_run run = {
         .extent = number,
         .tensor = extent->tensor,
         .first_leaf = first,
@@ -52,10 +52,8 @@ static void give(const struct search *search, size_t number, uint64_t first, uin
     search->each(search->context, &run);
 }
 
-void cairn_shard_view_beyond(const struct cairn_shard_view *in,
-                             const struct cairn_shard_view *beside,
-                             void (*each)(void *context, const struct cairn_shard_view_run *run),
-                             void *context)
+void shard_view_beyond(const struct shard_view *in, const struct shard_view *beside,
+                       void (*each)(void *context, const struct shard_view_run *run), void *context)
 {
     const struct search search = { in, each, context };
     const struct cairn_shard_map *map = &in->table.map;
@@ -88,12 +86,12 @@ void cairn_shard_view_beyond(const struct cairn_shard_view *in,
 /* ---- runs by their places ---- */
 
 struct runs {
-    struct cairn_shard_view_run *list; /* owned */
+    struct shard_view_run *list; /* owned */
     size_t count, capacity;
     bool failed; /* no memory for one */
 };
 
-static void add_run(void *context, const struct cairn_shard_view_run *run)
+static void add_run(void *context, const struct shard_view_run *run)
 {
     struct runs *runs = context;
     if (runs->count == runs->capacity) {
@@ -111,16 +109,16 @@ static void add_run(void *context, const struct cairn_shard_view_run *run)
 
 static int compare_places(const void *a, const void *b)
 {
-    const struct cairn_shard_view_run *x = a, *y = b;
+    const struct shard_view_run *x = a, *y = b;
     return (x->local_elem > y->local_elem) - (x->local_elem < y->local_elem);
 }
 
 /* Lists the runs that `in` has and `beside` has not (NULL: all of `in`), by local element. */
-static cairn_status list_runs(const struct cairn_shard_view *in,
-                              const struct cairn_shard_view *beside, struct runs *out)
+static cairn_status list_runs(const struct shard_view *in, const struct shard_view *beside,
+                              struct runs *out)
 {
     *out = (struct runs) { .count = 0 };
-    cairn_shard_view_beyond(in, beside, add_run, out);
+    shard_view_beyond(in, beside, add_run, out);
     if (out->failed) {
         free(out->list);
         return CAIRN_ERR_NO_MEMORY;
@@ -131,9 +129,8 @@ static cairn_status list_runs(const struct cairn_shard_view *in,
 
 /* ---- made ---- */
 
-cairn_status cairn_shard_view_reserve(const struct cairn_shard_job *job,
-                                      const struct cairn_shard_view *view,
-                                      struct cairn_reserve *reserve)
+cairn_status shard_view_reserve(const struct shard_job *job, const struct shard_view *view,
+                                struct cairn_reserve *reserve)
 {
     struct runs runs;
     if (job->planes.host_from > 0) return CAIRN_OK; // an area has them already
@@ -141,10 +138,10 @@ cairn_status cairn_shard_view_reserve(const struct cairn_shard_job *job,
     if (status != CAIRN_OK) return status;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
         for (size_t i = 0; i < runs.count && status == CAIRN_OK; i++) {
-            const struct cairn_shard_view_run *run = &runs.list[i];
-            status = cairn_planes_reserve_elems(&job->planes, p, &view->forms[run->extent],
-                                                view->table.map.extents[run->extent].local_elem,
-                                                run->local_elem, run->elem_count, reserve);
+            const struct shard_view_run *run = &runs.list[i];
+            status = planes_reserve_elems(&job->planes, p, &view->forms[run->extent],
+                                          view->table.map.extents[run->extent].local_elem,
+                                          run->local_elem, run->elem_count, reserve);
         }
     }
     free(runs.list);
@@ -183,7 +180,7 @@ static size_t list_gaps(const struct runs *gone, const struct runs *kept, struct
 }
 
 /* The pages of a plane that lie in the gap, or touch it and have nothing else. */
-static struct cairn_span span_of(const struct cairn_arena *arena, const struct gap *gap)
+static struct cairn_span span_of(const struct arena *arena, const struct gap *gap)
 {
     const uintptr_t base = (uintptr_t)arena->base, all_end = base + arena->bytes;
     uintptr_t at = (base + gap->first * sizeof(float)) / PAGE_BYTES * PAGE_BYTES;
@@ -194,7 +191,7 @@ static struct cairn_span span_of(const struct cairn_arena *arena, const struct g
     return (struct cairn_span) { (void *)at, end > at ? (size_t)(end - at) : 0 };
 }
 
-void cairn_shard_view_give(struct cairn_shard_job *job, const struct cairn_shard_view *view)
+void shard_view_give(struct shard_job *job, const struct shard_view *view)
 {
     struct runs gone, kept;
     if (list_runs(view, job->view, &gone) != CAIRN_OK) return; // it stays until the job goes
@@ -216,7 +213,7 @@ void cairn_shard_view_give(struct cairn_shard_job *job, const struct cairn_shard
     free(gaps);
     free(gone.list);
     free(kept.list);
-    cairn_reserve_give(job, spans, count);
+    reserve_give(job, spans, count);
 }
 
 /* ==== view places ==== */
@@ -224,8 +221,8 @@ void cairn_shard_view_give(struct cairn_shard_job *job, const struct cairn_shard
 /* Where what a view has lies on a device: kept from the view before, or new. */
 
 /* Where it is, as a part of what it was a part of. */
-static bool keep_place(const struct cairn_shard_view *view, size_t number,
-                       const struct cairn_shard_view *before)
+static bool keep_place(const struct shard_view *view, size_t number,
+                       const struct shard_view *before)
 {
     const struct cairn_local_extent *extent = &view->table.map.extents[number];
     const struct cairn_local_extent *was =
@@ -233,28 +230,26 @@ static bool keep_place(const struct cairn_shard_view *view, size_t number,
             ? NULL
             : cairn_shard_map_find(&before->table.map, extent->tensor, extent->first_leaf);
     if (was == NULL) return false;
-    const struct cairn_area_place *place = &before->places[was - before->table.map.extents];
+    const struct area_place *place = &before->places[was - before->table.map.extents];
     view->places[number] = *place;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
-        view->places[number].at[p] += cairn_form_bytes(&view->forms[number], p,
-                                                       extent->first_elem - was->first_elem);
+        view->places[number].at[p] += form_bytes(&view->forms[number], p,
+                                                 extent->first_elem - was->first_elem);
     if (place->area != NULL) place->area->refs++;
     return true;
 }
 
 /* The planes of an extent that comes, each by itself so far. */
-static void place_new(const struct cairn_shard_view *view, size_t number, uint64_t host_from,
+static void place_new(const struct shard_view *view, size_t number, uint64_t host_from,
                       uint64_t *end_bytes)
 {
-    const uint64_t elems = cairn_extent_before(&view->table.map.extents[number], host_from);
+    const uint64_t elems = extent_before(&view->table.map.extents[number], host_from);
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
-        view->places[number].at[p] = cairn_plane_place(&view->forms[number], p, elems,
-                                                       &end_bytes[p]);
+        view->places[number].at[p] = plane_place(&view->forms[number], p, elems, &end_bytes[p]);
 }
 
-cairn_status cairn_shard_view_places_open(struct cairn_shard_view *view,
-                                          const struct cairn_shard_view *before, uint64_t host_from,
-                                          uint64_t *bytes_out)
+cairn_status shard_view_places_open(struct shard_view *view, const struct shard_view *before,
+                                    uint64_t host_from, uint64_t *bytes_out)
 {
     const size_t count = view->table.map.extent_count;
     uint64_t end_bytes[CAIRN_PLANES] = { 0 }, begin_bytes[CAIRN_PLANES] = { 0 };
@@ -279,21 +274,21 @@ cairn_status cairn_shard_view_places_open(struct cairn_shard_view *view,
 }
 
 /* Safe to call again, and of a view that has none. */
-static void view_places_close(struct cairn_shard_view *view)
+static void view_places_close(struct shard_view *view)
 {
     for (size_t i = 0; view->places != NULL && i < view->table.map.extent_count; i++)
-        cairn_area_unref(view->places[i].area);
+        area_unref(view->places[i].area);
     free(view->places);
     view->places = NULL;
 }
 
-cairn_status cairn_shard_view_area_add(struct cairn_shard_view *view, struct cairn_planes *planes,
-                                       struct cairn_home *device, uint64_t bytes,
-                                       struct cairn_sentence *why)
+cairn_status shard_view_area_add(struct shard_view *view, struct cairn_planes *planes,
+                                 struct cairn_home *device, uint64_t bytes,
+                                 struct cairn_sentence *why)
 {
-    struct cairn_area *area;
+    struct area *area;
     if (bytes == 0) return CAIRN_OK;
-    const cairn_status status = cairn_area_add(planes, device, bytes, &area, why);
+    const cairn_status status = area_add(planes, device, bytes, &area, why);
     if (status != CAIRN_OK) return status;
     for (size_t i = 0; i < view->table.map.extent_count; i++) {
         if (view->places[i].area != NULL) continue;
@@ -303,21 +298,21 @@ cairn_status cairn_shard_view_area_add(struct cairn_shard_view *view, struct cai
     return CAIRN_OK;
 }
 
-void cairn_shard_views_keep(const struct cairn_shard_view *const *views, size_t view_count,
-                            struct cairn_planes *planes, struct cairn_shard *shard)
+void shard_views_keep(const struct shard_view *const *views, size_t view_count,
+                      struct cairn_planes *planes, struct cairn_shard *shard)
 {
-    cairn_areas_unmark(planes);
+    areas_unmark(planes);
     for (size_t v = 0; v < view_count; v++)
         for (size_t i = 0; views[v] != NULL && i < views[v]->table.map.extent_count; i++)
-            cairn_place_mark(&views[v]->places[i], &views[v]->forms[i],
-                             views[v]->table.map.extents[i].elem_count);
-    cairn_areas_trim(planes, shard);
+            place_mark(&views[v]->places[i], &views[v]->forms[i],
+                       views[v]->table.map.extents[i].elem_count);
+    areas_trim(planes, shard);
 }
 
-void *cairn_shard_view_at(const struct cairn_shard_view *view, const struct cairn_planes *planes,
-                          int plane, size_t extent, uint64_t local_elem)
+void *shard_view_at(const struct shard_view *view, const struct cairn_planes *planes, int plane,
+                    size_t extent, uint64_t local_elem)
 {
-    return cairn_planes_home_at(
+    return planes_home_at(
         planes, &view->forms[extent], view->places != NULL ? &view->places[extent] : NULL,
         (enum cairn_plane)plane, view->table.map.extents[extent].local_elem, local_elem);
 }

@@ -39,7 +39,7 @@ static void close_scene(void)
     scene_close(&scene);
 }
 
-static struct cairn_shard_job *the_job(void)
+static struct shard_job *the_job(void)
 {
     return scene.shard->jobs;
 }
@@ -107,7 +107,7 @@ static void expect_coming(uint32_t count)
         uv_run(&scene.loop, UV_RUN_ONCE);
         ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
         coming = 0;
-        for (struct cairn_reply *r = the_job()->replies.coming; r != NULL; r = r->next) coming++;
+        for (struct reply *r = the_job()->replies.coming; r != NULL; r = r->next) coming++;
     }
 }
 
@@ -225,7 +225,7 @@ TEST_EACH(a_member_that_leaves_meanwhile_gives_its_reply_back, 0, 2)
     ask(1, chunk, 1);
     expect_coming(2);
     cairn_member_leave(the_job(), leaving[_i]);
-    ck_assert(cairn_bring_works(the_job()));
+    ck_assert(bring_works(the_job()));
     expect_data(chunk, 1);
     scene_settle(&scene);
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);

@@ -40,7 +40,7 @@ TEST(a_launch_that_fails_in_a_round_stops_the_job_with_a_sentence_and_nothing_is
 {
     const struct emulated card = open_scene("cuda");
     scene_serve(&scene, 2, 1);
-    ck_assert(!cairn_compute_is_host(scene.shard->jobs->compute));
+    ck_assert(!compute_is_host(scene.shard->jobs->compute));
     scene_round_open(&scene, 1, 0, 2);
     for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
     emulated_set(&card, "launch_fails=1");
@@ -48,7 +48,7 @@ TEST(a_launch_that_fails_in_a_round_stops_the_job_with_a_sentence_and_nothing_is
     model_push_chunk(&scene, 2, 0, 0);
     expect_stopped("CUDA");
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
-    const struct cairn_versions *versions = &scene.shard->jobs->versions;
+    const struct versions *versions = &scene.shard->jobs->versions;
     ck_assert_uint_eq(versions->copies[versions->newest].version.step, 0);
     scene_close(&scene);
 }
@@ -93,7 +93,7 @@ TEST(what_a_job_takes_of_the_card_is_what_it_was_admitted_for)
                          2048); // 32 MiB of parameters, no other plane, and two copies
     struct cairn_home *home = scene.shard->device.home;
     const uint64_t before = cairn_home_free_bytes(home) -
-                            cairn_compute_staging_left(&scene.shard->device);
+                            compute_staging_left(&scene.shard->device);
     scene_create(&scene, 5, 1, 0, "");
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
     const uint64_t taken = before - cairn_home_free_bytes(home);
@@ -107,8 +107,8 @@ TEST(a_job_that_leaves_no_room_for_the_staging_of_streams_is_refused)
     char others[64];
     const struct emulated card = open_scene("cuda");
     const struct cairn_compute *device = &scene.shard->device;
-    const uint64_t staging = cairn_compute_staging_left(device);
-    ck_assert_uint_ge(staging, (uint64_t)cairn_compute_lanes(device) << 20);
+    const uint64_t staging = compute_staging_left(device);
+    ck_assert_uint_ge(staging, (uint64_t)compute_lanes(device) << 20);
     snprintf(others, sizeof others, "others=%lluM",
              (unsigned long long)((cairn_home_free_bytes(device->home) - staging / 2) >> 20));
     emulated_set(&card, others);
@@ -125,7 +125,7 @@ TEST(a_card_that_others_fill_once_a_job_is_admitted_stops_nobody)
     const struct emulated card = open_scene("cuda");
     scene_create(&scene, 5, 1, 0, "");
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
-    ck_assert_uint_eq(cairn_compute_staging_left(&scene.shard->device), 0);
+    ck_assert_uint_eq(compute_staging_left(&scene.shard->device), 0);
     emulated_set(&card, "others=8G");
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
     scene_put_all(&scene, 1);
@@ -138,8 +138,8 @@ TEST(the_pages_that_a_list_pins_are_no_other_lists)
 {
     (void)open_scene("cuda");
     const struct cairn_compute *device = &scene.shard->device;
-    ck_assert_uint_eq((uintptr_t)cairn_works_now(cairn_compute_loop(device))->scratch % 4096, 0);
-    ck_assert_uint_eq((uintptr_t)cairn_works_now(cairn_compute_files(device))->scratch % 4096, 0);
+    ck_assert_uint_eq((uintptr_t)works_now(compute_loop(device))->scratch % 4096, 0);
+    ck_assert_uint_eq((uintptr_t)works_now(compute_files(device))->scratch % 4096, 0);
     scene_close(&scene);
 }
 
@@ -153,12 +153,12 @@ TEST(what_a_device_copies_is_pinned_while_it_is_there_and_no_longer)
     (void)open_scene("cuda");
     scene_create(&scene, 5, 1, 0, "");
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
-    struct cairn_shard_job *job = scene.shard->jobs;
+    struct shard_job *job = scene.shard->jobs;
     const uint64_t puts = job->puts.arena.bytes, empty = use_now().pinned_bytes;
     ck_assert_uint_ge(empty, puts + 2 * job->versions.copies[0].wire.bytes);
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
     const uint64_t one = use_now().pinned_bytes;
-    ck_assert_uint_ge(one - empty, cairn_landing_at(&job->landing, job->landing.taken));
+    ck_assert_uint_ge(one - empty, landing_at(&job->landing, job->landing.taken));
     scene_put_all(&scene, 1);
     scene_seal(&scene); // which closes the buffers of puts
     while (scene.shard->memory.releases != NULL) scene_settle(&scene);
@@ -167,7 +167,7 @@ TEST(what_a_device_copies_is_pinned_while_it_is_there_and_no_longer)
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
     ck_assert_uint_gt(use_now().pinned_bytes, served);
     cairn_member_leave(job, 2);
-    cairn_admit_left(job);
+    admit_left(job);
     ck_assert_uint_le(use_now().pinned_bytes, served + 4096); // the next slot's first page
     ck_assert_uint_eq(use_now().unpinned_bytes, 0);
     scene_close(&scene);
@@ -223,9 +223,9 @@ static void break_card(const struct emulated *card)
 /* With the heartbeats of some time; the first one ends the session, and the next Hello says it. */
 static void look_often(void)
 {
-    cairn_unfit_look(scene.shard);
+    unfit_look(scene.shard);
     while (!scene.shard->unfit.is_told) uv_run(&scene.loop, UV_RUN_ONCE);
-    for (int i = 0; i < 20 && ends == 0; i++) cairn_unfit_look(scene.shard);
+    for (int i = 0; i < 20 && ends == 0; i++) unfit_look(scene.shard);
 }
 
 TEST(a_shard_whose_card_has_failed_ends_when_nothing_else_is_there)
@@ -233,7 +233,7 @@ TEST(a_shard_whose_card_has_failed_ends_when_nothing_else_is_there)
     const struct emulated card = open_scene("cuda");
     scene.shard->events.on_unfit = on_unfit;
     scene_serve(&scene, 2, 1);
-    cairn_unfit_look(scene.shard);
+    unfit_look(scene.shard);
     break_card(&card);
     look_often();
     ck_assert_uint_eq(ends, 1);
@@ -249,7 +249,7 @@ TEST(a_shard_whose_card_has_failed_serves_what_lies_elsewhere_and_says_that_it_i
     scene_serve(&scene, 2, 1);
     break_card(&card);
     Cairn__Home told;
-    cairn_device_tell(scene.shard, &told);
+    device_tell(scene.shard, &told);
     ck_assert_msg(strstr(told.failed, "ECC") != NULL, "%s", told.failed);
     const uint64_t serial = scene.shard->session.serial;
     look_often();
@@ -293,22 +293,21 @@ enum { LIST = 256, ZEROED_BYTES = 512 }; /* items of a list, at most; bytes of a
 static struct cairn_home_memory zeroed;
 static uint32_t zeroed_runs; /* that are done */
 static atomic_uint described, lists;
-static _Atomic(const struct cairn_works_list *) list_of[8]; /* the lists */
+static _Atomic(const struct works_list *) list_of[8]; /* the lists */
 
-static bool describe_zero(struct cairn_run *run, uint32_t item, uint32_t stage,
-                          struct cairn_works *works)
+static bool describe_zero(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
-    const struct cairn_works_list *now = cairn_works_now(works);
+    const struct works_list *now = works_now(works);
     (void)run, (void)stage;
     for (int i = 0; i < 8; i++) {
-        const struct cairn_works_list *none = NULL;
+        const struct works_list *none = NULL;
         if (atomic_load(&list_of[i]) == now) break;
         if (!atomic_compare_exchange_strong(&list_of[i], &none, now)) continue;
         atomic_fetch_add(&lists, 1);
         break;
     }
     atomic_fetch_add(&described, 1);
-    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
+    struct cairn_work *work = works_add(works, CAIRN_WORK_ZERO);
     work->zero.at = (uint8_t *)zeroed.base + (size_t)item * ZEROED_BYTES;
     work->zero.bytes = ZEROED_BYTES;
     return false;
@@ -330,7 +329,7 @@ static struct cairn_run zeroing(struct cairn_compute *compute, uint32_t items)
 static void open_zeroed(struct cairn_compute *compute, uint32_t items)
 {
     struct cairn_sentence why;
-    ck_assert_int_eq(cairn_compute_begin(compute, &why), CAIRN_OK);
+    ck_assert_int_eq(compute_begin(compute, &why), CAIRN_OK);
     ck_assert_int_eq(cairn_home_memory_open(compute->home, "test", (uint64_t)items * ZEROED_BYTES,
                                             &zeroed, &why),
                      CAIRN_OK);
@@ -346,7 +345,7 @@ TEST(lists_of_a_run_are_begun_before_the_first_is_waited_for)
     open_zeroed(compute, ITEMS);
     const uint64_t launches = card.cairn_emulator_launches(), gaps = card.cairn_emulator_gaps();
     emulated_set(&card, "stuck=1");
-    cairn_compute_submit(&run);
+    compute_submit(&run);
     while (atomic_load(&described) < ITEMS ||
            card.cairn_emulator_launches() < launches + atomic_load(&lists))
         sched_yield();
@@ -375,18 +374,17 @@ static void open_alone(uint32_t items)
     alone.card = emulated_open("quiet=1");
     ck_assert_int_eq(uv_loop_init(&alone.loop), 0);
     ck_assert_int_eq(cairn_home_open_cuda("0", &home, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_compute_open(&alone.compute, &alone.loop, home, "alone", 1, &why),
-                     CAIRN_OK);
+    ck_assert_int_eq(compute_open(&alone.compute, &alone.loop, home, "alone", 1, &why), CAIRN_OK);
     open_zeroed(&alone.compute, items);
 }
 
 static void close_alone(void)
 {
     cairn_home_memory_close(&zeroed);
-    ck_assert(cairn_compute_stop(&alone.compute, NULL, NULL));
+    ck_assert(compute_stop(&alone.compute, NULL, NULL));
     uv_run(&alone.loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&alone.loop), 0);
-    cairn_compute_close(&alone.compute);
+    compute_close(&alone.compute);
     ck_assert_uint_eq(alone.card.cairn_emulator_complaints(), 0);
 }
 
@@ -397,7 +395,7 @@ TEST(a_thread_begins_each_list_before_it_waits_for_the_one_ahead)
     const struct emulated *card = &alone.card;
     struct cairn_run run = zeroing(&alone.compute, LISTS * LIST);
     const uint64_t launches = card->cairn_emulator_launches(), gaps = card->cairn_emulator_gaps();
-    cairn_compute_submit(&run);
+    compute_submit(&run);
     while (zeroed_runs == 0) uv_run(&alone.loop, UV_RUN_ONCE);
     ck_assert_int_eq(atomic_load(&run.status), CAIRN_OK);
     ck_assert_uint_eq(card->cairn_emulator_launches(), launches + LISTS);
@@ -408,8 +406,7 @@ TEST(a_thread_begins_each_list_before_it_waits_for_the_one_ahead)
 static atomic_bool is_at_gate, is_gate_open;
 
 /* The thread's, until what is to be in the lists behind it is there. */
-static bool describe_gate(struct cairn_run *run, uint32_t item, uint32_t stage,
-                          struct cairn_works *works)
+static bool describe_gate(struct cairn_run *run, uint32_t item, uint32_t stage, struct works *works)
 {
     (void)run, (void)item, (void)stage, (void)works;
     atomic_store(&is_at_gate, true);
@@ -423,11 +420,11 @@ TEST(a_list_that_fails_beside_another_fails_alone)
     open_alone(LIST);
     struct cairn_run gate = zeroing(&alone.compute, 1), runs[RUNS];
     gate.describe = describe_gate;
-    cairn_compute_submit(&gate);
+    compute_submit(&gate);
     while (!atomic_load(&is_at_gate)) sched_yield();
     for (int i = 0; i < RUNS; i++) {
         runs[i] = zeroing(&alone.compute, LIST);
-        cairn_compute_submit(&runs[i]);
+        compute_submit(&runs[i]);
     }
     emulated_set(&alone.card, "result=1,call_fails=2"); // the second launch
     atomic_store(&is_gate_open, true);

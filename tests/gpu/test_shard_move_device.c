@@ -171,12 +171,12 @@ TEST(what_came_to_the_card_is_parked_and_comes_back)
 /* ---- segments ---- */
 
 /* A view of shard 0, which has so many last quanta of one frozen tensor [2560][16384]: 2.5 segments. */
-static struct cairn_shard_view *view_of_last(uint64_t quanta)
+static struct shard_view *view_of_last(uint64_t quanta)
 {
     struct cairn_layout_tensor tensor = {
         .name = "big", .unit = "big", .shape = { 2, { 2560, 16384 } }, .elem_bytes = 4
     };
-    struct cairn_shard_view *view = calloc(1, sizeof *view);
+    struct shard_view *view = calloc(1, sizeof *view);
     const uint64_t all = cairn_geometry_of(&tensor.shape).quantum_count;
     struct cairn_extent *extents = calloc(2, sizeof *extents); // the layout's
     size_t count = 0;
@@ -204,27 +204,27 @@ TEST(a_segment_in_which_nothing_is_left_is_the_cards_and_what_stays_does_not_mov
     const struct cairn_shape shape = { 2, { 2560, 16384 } };
     const uint64_t quanta = cairn_geometry_of(&shape).quantum_count,
                    free_bytes = cairn_home_free_bytes(home);
-    struct cairn_shard_view *all = view_of_last(quanta), *last = view_of_last(quanta / 5);
-    ck_assert_int_eq(cairn_shard_view_places_open(all, NULL, planes.host_from, &bytes), CAIRN_OK);
-    ck_assert_int_eq(cairn_shard_view_area_add(all, &planes, home, bytes, &why), CAIRN_OK);
+    struct shard_view *all = view_of_last(quanta), *last = view_of_last(quanta / 5);
+    ck_assert_int_eq(shard_view_places_open(all, NULL, planes.host_from, &bytes), CAIRN_OK);
+    ck_assert_int_eq(shard_view_area_add(all, &planes, home, bytes, &why), CAIRN_OK);
     ck_assert_uint_eq(cairn_home_free_bytes(home), free_bytes - ((uint64_t)160 << 20));
-    ck_assert_int_eq(cairn_shard_view_places_open(last, all, planes.host_from, &bytes), CAIRN_OK);
+    ck_assert_int_eq(shard_view_places_open(last, all, planes.host_from, &bytes), CAIRN_OK);
     ck_assert_uint_eq(bytes, 0);
     const uint64_t first = all->table.map.elem_count - last->table.map.elem_count;
-    ck_assert_ptr_eq(cairn_shard_view_at(last, &planes, CAIRN_PLANE_PARAM, 0, 0),
-                     cairn_shard_view_at(all, &planes, CAIRN_PLANE_PARAM, 0, first));
-    const struct cairn_shard_view *both[] = { all, last }, *one[] = { NULL, last };
-    cairn_shard_views_keep(both, 2, &planes, scene.shard);
-    ck_assert_uint_eq(cairn_areas_bytes(&planes), (uint64_t)160 << 20);
-    cairn_shard_views_keep(one, 2, &planes, scene.shard);
-    ck_assert_uint_eq(cairn_areas_bytes(&planes), (uint64_t)32 << 20);
+    ck_assert_ptr_eq(shard_view_at(last, &planes, CAIRN_PLANE_PARAM, 0, 0),
+                     shard_view_at(all, &planes, CAIRN_PLANE_PARAM, 0, first));
+    const struct shard_view *both[] = { all, last }, *one[] = { NULL, last };
+    shard_views_keep(both, 2, &planes, scene.shard);
+    ck_assert_uint_eq(areas_bytes(&planes), (uint64_t)160 << 20);
+    shard_views_keep(one, 2, &planes, scene.shard);
+    ck_assert_uint_eq(areas_bytes(&planes), (uint64_t)32 << 20);
     ck_assert_uint_eq(cairn_home_free_bytes(home), free_bytes - ((uint64_t)32 << 20));
-    cairn_shard_views_keep(one, 1, &planes, scene.shard);
+    shard_views_keep(one, 1, &planes, scene.shard);
     ck_assert_ptr_null(planes.areas);
     while (scene.shard->memory.releases != NULL) scene_settle(&scene);
     ck_assert_uint_eq(cairn_home_free_bytes(home), free_bytes);
-    cairn_shard_view_unref(all);
-    cairn_shard_view_unref(last);
+    shard_view_unref(all);
+    shard_view_unref(last);
     scene_close(&scene);
 }
 

@@ -46,7 +46,7 @@ static void close_scene(void)
     scene_close(&scene);
 }
 
-static struct cairn_shard_job *the_job(void)
+static struct shard_job *the_job(void)
 {
     return scene.shard->jobs;
 }
@@ -83,9 +83,9 @@ static void expect_refused(bool parked, cairn_status status, const char *word)
 
 static void expect_bits(void)
 {
-    const struct cairn_shard_job *job = the_job();
+    const struct shard_job *job = the_job();
     for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
-        if (!cairn_plane_is_state(p)) continue;
+        if (!plane_is_state(p)) continue;
         const float *plane = scene_plane(job, (enum cairn_plane)p);
         for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
             const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
@@ -173,8 +173,8 @@ TEST(leased_versions_leave_the_card_and_come_back_with_the_rest)
 
 static const struct cairn_published *copy_of(uint64_t step)
 {
-    const struct cairn_published *copy = cairn_published_find(the_job(),
-                                                              (struct cairn_version) { 1, step });
+    const struct cairn_published *copy = published_find(the_job(),
+                                                        (struct cairn_version) { 1, step });
     ck_assert_ptr_nonnull(copy);
     return copy;
 }
@@ -220,7 +220,7 @@ TEST(a_job_comes_back_although_the_card_has_no_room_for_copies_of_leases)
     char others[64];
     keep(1, 0);
     expect_done(true);
-    const uint64_t staging = cairn_compute_staging_left(&scene.shard->device);
+    const uint64_t staging = compute_staging_left(&scene.shard->device);
     snprintf(others, sizeof others, "others=%llu",
              (unsigned long long)(free_bytes() - device - staging));
     emulated_set(&card, others);
@@ -263,7 +263,7 @@ static void lose_coordinator(const struct emulated *card, bool to_host)
     emulated_set(card, "copy_rate=2M");
     ask(to_host);
     while (!the_job()->park.is_under_way) uv_run(&scene.loop, UV_RUN_ONCE);
-    cairn_peer_close(scene.session, CAIRN_OK, "gone");
+    peer_close(scene.session, CAIRN_OK, "gone");
     const Cairn__Hello *hello = (const Cairn__Hello *)scene_hear(&scene, CAIRN_MSG_HELLO).message;
     ck_assert_uint_eq(hello->n_held, 1);
     ck_assert(hello->held[0]->parked);

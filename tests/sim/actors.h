@@ -38,7 +38,7 @@ enum sitter { NO_SITTER = 0, THE_SHARD, THE_TWIN };
 struct seat {
     enum sitter sitter;
     uint64_t conn; /* of the sitter */
-    enum cairn_seat_probe probe;
+    enum seat_probe probe;
     uint64_t probe_number;
 };
 
@@ -124,15 +124,15 @@ struct sim_shard {
     bool publish_asked, joining;
     struct sim_copy copies[2];
     uint32_t newest_copy;
-    struct link control;                /* to the coordinator */
-    bool known_up;                      /* by the coordinator */
-    struct cairn_coordinator_id obeyed; /* the newest */
-    struct cairn_marks marks;           /* the highest it has seen */
+    struct link control;          /* to the coordinator */
+    bool known_up;                /* by the coordinator */
+    struct coordinator_id obeyed; /* the newest */
+    struct marks marks;           /* the highest it has seen */
     struct peer peers[PLACES_MAX];
     uint64_t endpoints; /* made so far */
     float slots[SLOTS_MAX][ELEMS_MAX];
     struct landing landing[SLOTS_MAX];
-    struct cairn_step_action folds[CHUNKS_MAX]; /* under way, by chunk */
+    struct step_action folds[CHUNKS_MAX]; /* under way, by chunk */
     float acc[CHUNKS_MAX][ELEMS_MAX];
     struct cairn_sums chunk_sums[CHUNKS_MAX]; /* of folds that were likely the last .. */
     bool untouched[CHUNKS_MAX];               /* nobody contributed */
@@ -157,9 +157,9 @@ struct relay_owner { /* of a relay: a shard that it passes on to */
     struct cairn_step *core;
     struct link link;
     struct landing landing[SLOTS_MAX];
-    struct cairn_step_action folds[CHUNKS_MAX];
-    struct cairn_buffer_claim claims[CHUNKS_MAX]; /* of the folds under way */
-    struct cairn_buffer_owner buffers;
+    struct step_action folds[CHUNKS_MAX];
+    struct buffer_claim claims[CHUNKS_MAX]; /* of the folds under way */
+    struct buffer_owner buffers;
     uint32_t sums[CHUNKS_MAX];
     uint32_t forwards, micros; /* passed on in this micro-batch; micro-batches ended */
     struct cairn_push *push;   /* NULL: no round */
@@ -176,8 +176,8 @@ struct sim_relay {
     uint64_t round, epoch; /* that it relays; round 0: none */
     uint32_t owner_bits;
     struct relay_owner owners[SHARDS_MAX];
-    struct cairn_buffer_pool pool;
-    struct cairn_buffer buffers[CHUNKS_MAX];
+    struct buffer_pool pool;
+    struct buffer buffers[CHUNKS_MAX];
     struct relay_sum sums[CHUNKS_MAX]; /* by buffer */
     uint64_t room_at;                  /* the host has none until then */
     bool ticking;

@@ -105,8 +105,8 @@ struct message {
     enum cairn_step_phase phase;
     struct cairn_version version;
     double loss_scale;
-    struct cairn_step_sums sums;
-    struct cairn_round_untouched untouched[CHUNKS_MAX]; /* REDUCED */
+    struct step_sums sums;
+    struct round_untouched untouched[CHUNKS_MAX]; /* REDUCED */
     uint32_t untouched_count;
     struct cairn_decision decision; /* its payload points nowhere: it is below */
     uint8_t payload[PAYLOAD_MAX];
@@ -126,7 +126,7 @@ struct message {
     uint64_t relay_members[PROCS_MAX];
     uint32_t relay_member_count;
     uint32_t relay_owners; /* a bit each */
-    struct cairn_round_lack lacks[LACKS_MAX];
+    struct round_lack lacks[LACKS_MAX];
     uint32_t lack_count;
 };
 

@@ -66,7 +66,7 @@ struct scenario {          /* drawn from the seed */
     struct cairn_group_hyper groups[GROUPS];
     struct cairn_schedule schedules[GROUPS]; /* constant, or driven */
     bool driven;                             /* some are */
-    struct cairn_round_tensor tensors[TENSORS_MAX];
+    struct round_tensor tensors[TENSORS_MAX];
     uint32_t tensor_count;
     bool leaves_untouched;
     double clip_norm, loss_scale;
@@ -130,8 +130,8 @@ struct sim {
     /* memory and scratch of the cores, made once and used for all seeds */
     void *round_memory, *step_memory[2][SHARDS_MAX], *push_memory[PROCS_MAX], *move_memory;
     void *relay_step_memory[2][SHARDS_MAX][SHARDS_MAX], *relay_push_memory[SHARDS_MAX][SHARDS_MAX];
-    struct cairn_round_action *round_list;
-    struct cairn_step_action *step_list;
+    struct round_action *round_list;
+    struct step_action *step_list;
     struct cairn_push_action *push_list;
 };
 
@@ -141,9 +141,9 @@ void sim_close(struct sim *sim);
 void sim_run(struct sim *sim, uint64_t seed, bool verbose);
 void sim_fail(struct sim *sim, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void sim_trace(struct sim *sim, const char *what, uint64_t a, uint64_t b, uint64_t c);
-struct cairn_round_config sim_round_config(const struct sim *sim);
-struct cairn_step_config sim_step_config(const struct sim *sim, const struct sim_layout *layout,
-                                         uint32_t shard);
+struct round_config sim_round_config(const struct sim *sim);
+struct step_config sim_step_config(const struct sim *sim, const struct sim_layout *layout,
+                                   uint32_t shard);
 struct cairn_push_config sim_push_config(const struct sim *sim);
 /* Every other chunk is. */
 static inline bool sim_is_small(uint32_t chunk)
@@ -207,8 +207,8 @@ void shard_end(struct sim *sim, uint32_t shard);
 /* sim_names.c */
 const char *message_name(enum message_kind kind);
 const char *event_name(enum event_kind kind);
-const char *step_action_name(enum cairn_step_action_kind kind);
-const char *round_action_name(enum cairn_round_action_kind kind);
+const char *step_action_name(enum step_action_kind kind);
+const char *round_action_name(enum round_action_kind kind);
 
 /* sim_net.c */
 struct event *sim_at(struct sim *sim, uint64_t delay, enum event_kind kind, uint32_t a, uint32_t b,
@@ -234,9 +234,9 @@ void peer_endpoint_down(struct sim *sim, uint32_t shard, uint32_t place, uint64_
 void shard_endpoint_break(struct sim *sim, uint32_t shard, uint32_t place);
 /* To message->member, if it is connected. */
 void peer_send(struct sim *sim, uint32_t shard, struct message *message);
-struct message peer_answer(enum message_kind kind, const struct cairn_step_action *action,
-                           uint32_t owner, bool relayed);
-struct cairn_step_event peer_event_of(const struct message *message, uint64_t tag);
+struct message peer_answer(enum message_kind kind, const struct step_action *action, uint32_t owner,
+                           bool relayed);
+struct step_event peer_event_of(const struct message *message, uint64_t tag);
 struct landing landing_of(const struct sim *sim, uint32_t shard, uint32_t chunk,
                           const struct message *message);
 /* The one-sided read ends: of the buffer as it is now. OK, CHECKSUM or CLOSED. */
@@ -262,14 +262,14 @@ void coordinator_pin(struct sim *sim);
 /* Its control connection is lost. The coordinator notices in that time, about, if it has not come back by
  * then. */
 void shard_link_break(struct sim *sim, uint32_t shard, double notice);
-void coordinator_core_event(struct sim *sim, struct cairn_round_event *event);
+void coordinator_core_event(struct sim *sim, struct round_event *event);
 void link_cut(struct sim *sim, struct link *link);
 
 /* sim_groups.c */
 /* As a round opens. */
-void groups_form(struct sim *sim, const struct cairn_round_action *open);
+void groups_form(struct sim *sim, const struct round_action *open);
 /* Whom the owner has as contributors, by their least rank. */
-void groups_put_members(struct sim *sim, uint32_t owner, const struct cairn_round_action *open,
+void groups_put_members(struct sim *sim, uint32_t owner, const struct round_action *open,
                         struct message *message);
 /* Whom the shard relays for. */
 void groups_put_relay(const struct sim *sim, uint32_t shard, struct message *message);
@@ -298,13 +298,13 @@ void shard_start(struct sim *sim, uint32_t shard);
 void shard_event(struct sim *sim, const struct event *event);
 void shard_garbage(struct sim *sim, uint32_t shard);
 void shard_connect(struct sim *sim, uint32_t shard);
-void shard_core_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event);
+void shard_core_event(struct sim *sim, uint32_t shard, const struct step_event *event);
 
 /* sim_relay.c */
 void relay_start(struct sim *sim, uint32_t shard);
 void relay_from_coordinator(struct sim *sim, uint32_t shard, const struct message *message);
 void relay_from_worker(struct sim *sim, uint32_t shard, const struct event *in);
-void relay_peer_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event);
+void relay_peer_event(struct sim *sim, uint32_t shard, const struct step_event *event);
 void relay_work_event(struct sim *sim, const struct event *in);
 void relay_tick(struct sim *sim, uint32_t shard);
 bool relay_idle(const struct sim *sim, uint32_t shard); /* nothing is in flight in any core */
@@ -313,7 +313,7 @@ void relay_recut(struct sim *sim, uint32_t shard); /* its shard has gone over to
 void relay_lacks(const struct sim *sim, uint32_t shard, uint64_t round, struct message *out);
 /* The same of any core. */
 void core_lacks(const struct cairn_step *core, bool relayed, struct message *out);
-void relay_garbage(struct sim *sim, uint32_t shard, const struct cairn_step_event *garbage);
+void relay_garbage(struct sim *sim, uint32_t shard, const struct step_event *garbage);
 /* A buffer may be free: folds that wait go on. */
 void relay_advance(struct sim *sim, uint32_t shard);
 
@@ -321,7 +321,7 @@ void relay_advance(struct sim *sim, uint32_t shard);
 void relay_send_begin(struct sim *sim, uint32_t shard, uint32_t owner);
 void relay_send_end(struct sim *sim, uint32_t shard, uint32_t owner);
 void relay_forward(struct sim *sim, uint32_t shard, uint32_t owner,
-                   const struct cairn_step_action *action);
+                   const struct step_action *action);
 void relay_from_owner(struct sim *sim, uint32_t shard, uint32_t owner,
                       const struct message *message);
 void relay_break(struct sim *sim, uint32_t shard, uint32_t owner);

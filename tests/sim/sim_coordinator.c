@@ -4,7 +4,7 @@
 
 #include "tests/sim/sim.h"
 
-static void do_event(struct sim *sim, struct cairn_round_event *event);
+static void do_event(struct sim *sim, struct round_event *event);
 
 /* ---- connections ---- */
 
@@ -30,7 +30,7 @@ void coordinator_kill(struct sim *sim)
         [CAIRN_ROUND_OPEN] = SEEN_restart_open,
         [CAIRN_ROUND_DECIDED] = SEEN_restart_decided,
     };
-    const enum cairn_round_stage stage = cairn_round_stage_of(c->core);
+    const enum round_stage stage = round_stage_of(c->core);
     if (stage != CAIRN_ROUND_FAILED) sim->seen[seen[stage]]++;
     sim_trace(sim, "coordinator killed", c->incarnation, stage, 0);
     c->alive = false;
@@ -58,7 +58,7 @@ void coordinator_start(struct sim *sim)
 {
     struct coordinator *c = &sim->coordinator;
     if (c->alive) return;
-    struct cairn_round_config config = sim_round_config(sim);
+    struct round_config config = sim_round_config(sim);
     store_opened(sim);
     c->layout = c->store.layout;
     const uint8_t gone = (uint8_t)~c->layout->shards;
@@ -69,7 +69,7 @@ void coordinator_start(struct sim *sim)
     config.layout_at = c->layout->at;
     config.epoch = c->store.epoch;
     config.round_reserved = c->store.reserved;
-    c->core = cairn_round_init(sim->round_memory, &config);
+    c->core = round_init(sim->round_memory, &config);
     c->alive = true;
     c->incarnation++;
     c->decided_round = 0;
@@ -78,10 +78,10 @@ void coordinator_start(struct sim *sim)
     reshard_start(sim);
     sim_trace(sim, "coordinator starts", c->incarnation, c->store.epoch, c->store.reserved);
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
-    struct cairn_round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = sim->now / 1000 };
+    struct round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = sim->now / 1000 };
     do_event(sim, &tick);
     // The job was initialized before the simulation began; step 0 of generation 1.
-    struct cairn_round_event ready = { .kind = CAIRN_ROUND_READY, .version = { 1, 0 } };
+    struct round_event ready = { .kind = CAIRN_ROUND_READY, .version = { 1, 0 } };
     do_event(sim, &ready);
     sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);
     c->started = false;
@@ -95,7 +95,7 @@ void coordinator_start(struct sim *sim)
 /* ---- to others ---- */
 
 static void to_shard(struct sim *sim, uint32_t shard, enum message_kind kind,
-                     const struct cairn_round_action *action)
+                     const struct round_action *action)
 {
     struct message message = { .kind = kind,
                                .epoch = action->epoch,
@@ -113,8 +113,7 @@ static void to_shard(struct sim *sim, uint32_t shard, enum message_kind kind,
 }
 
 /* To every shard; it may be killed, or lose a connection, between one and the next. */
-static void to_shards(struct sim *sim, enum message_kind kind,
-                      const struct cairn_round_action *action)
+static void to_shards(struct sim *sim, enum message_kind kind, const struct round_action *action)
 {
     const struct scenario *sc = &sim->scenario;
     const uint32_t first = (uint32_t)rng_below(&sim->schedule, sc->room);
@@ -134,8 +133,7 @@ static void to_shards(struct sim *sim, enum message_kind kind,
     }
 }
 
-static void to_worker(struct sim *sim, enum message_kind kind,
-                      const struct cairn_round_action *action)
+static void to_worker(struct sim *sim, enum message_kind kind, const struct round_action *action)
 {
     struct process *proc = sim_process(sim, action->member);
     if (proc == NULL) return;
@@ -155,7 +153,7 @@ static void to_worker(struct sim *sim, enum message_kind kind,
     sim_send_control(sim, &proc->control, 1, E_WORKER_FROM_COORDINATOR, index, 0, &message);
 }
 
-static void persist(struct sim *sim, const struct cairn_round_action *action)
+static void persist(struct sim *sim, const struct round_action *action)
 {
     struct coordinator *c = &sim->coordinator;
     c->persisting = true;
@@ -167,7 +165,7 @@ static void persist(struct sim *sim, const struct cairn_round_action *action)
     sim_at(sim, delay, E_PERSISTED, 0, 0, c->incarnation);
 }
 
-static void see_result(struct sim *sim, const struct cairn_round_action *action)
+static void see_result(struct sim *sim, const struct round_action *action)
 {
     if (action->status == CAIRN_ERR_EPOCH_CHANGED)
         sim->seen[SEEN_result_void]++;
@@ -176,7 +174,7 @@ static void see_result(struct sim *sim, const struct cairn_round_action *action)
 }
 
 /* Nothing takes so long in a round that no fault has touched: somebody waits for what does not come. */
-static void see_deadline(struct sim *sim, const struct cairn_round_action *action)
+static void see_deadline(struct sim *sim, const struct round_action *action)
 {
     const struct process *proc = sim_process(sim, action->member);
     sim->seen[SEEN_workers_deadline]++;
@@ -190,14 +188,14 @@ static void see_deadline(struct sim *sim, const struct cairn_round_action *actio
                  (unsigned)(proc - sim->procs));
 }
 
-static void see_late_shard(struct sim *sim, const struct cairn_round_action *action)
+static void see_late_shard(struct sim *sim, const struct round_action *action)
 {
     if (sim->healed && sim->oracle.opened_count > sim->healthy_rounds)
         sim_fail(sim, "shard %u was late after the faults stopped", (unsigned)action->shard);
 }
 
 /* An operator hears of it. */
-static void refuse(struct sim *sim, const struct cairn_round_action *action)
+static void refuse(struct sim *sim, const struct round_action *action)
 {
     const bool lost = sim->coordinator.loss_halts;
     if (!oracle_halted(sim) && !lost) sim_fail(sim, "a worker is refused a round that could open");
@@ -210,31 +208,30 @@ static void refuse(struct sim *sim, const struct cairn_round_action *action)
 static void amend(struct sim *sim, bool lower)
 {
     struct scenario *sc = &sim->scenario;
-    if (lower ? sc->lowered == 0 : !cairn_round_halted(sim->coordinator.core))
+    if (lower ? sc->lowered == 0 : !round_halted(sim->coordinator.core))
         return; // it was amended meanwhile, or written
     sim->revision++;
     if (lower) {
         sc->workers_min = sc->lowered;
         sc->lowered = 0;
-        sim->seen[SEEN_lowered] += cairn_round_worker_count(sim->coordinator.core) >=
-                                   sc->workers_min;
+        sim->seen[SEEN_lowered] += round_worker_count(sim->coordinator.core) >= sc->workers_min;
     } else {
         sim->seen[SEEN_amended]++;
     }
-    const struct cairn_round_config config = sim_round_config(sim);
-    struct cairn_round_event event = { .kind = CAIRN_ROUND_AMEND, .terms = &config.terms };
+    const struct round_config config = sim_round_config(sim);
+    struct round_event event = { .kind = CAIRN_ROUND_AMEND, .terms = &config.terms };
     do_event(sim, &event);
 }
 
 /* The first round since workers came: all that were launched are there, or the first of them has waited. */
-static void see_start(struct sim *sim, const struct cairn_round_action *open)
+static void see_start(struct sim *sim, const struct round_action *open)
 {
     struct coordinator *c = &sim->coordinator;
     const struct scenario *sc = &sim->scenario;
     if (c->started || open->write) return;
     c->started = true;
     if (sc->launch <= sc->workers_min) return;
-    const uint32_t here = cairn_round_worker_count(c->core); // a batch may be smaller
+    const uint32_t here = round_worker_count(c->core); // a batch may be smaller
     const bool whole = here >= sc->launch;
     if (!whole && sim->now / 1000 < c->came_ms + sc->start_wait_ms)
         sim_fail(sim, "round %llu opens with %u workers of %u that were launched",
@@ -243,10 +240,10 @@ static void see_start(struct sim *sim, const struct cairn_round_action *open)
 }
 
 /* After a loss: of as many as there were, or they were waited for, or somebody amended the job. */
-static void see_losses(struct sim *sim, const struct cairn_round_action *open)
+static void see_losses(struct sim *sim, const struct round_action *open)
 {
     const struct coordinator *c = &sim->coordinator;
-    const uint32_t there = cairn_round_worker_count(c->core);
+    const uint32_t there = round_worker_count(c->core);
     if (open->write) return;
     if (c->loss_halts || there < c->awaited)
         sim_fail(sim, "round %llu opens for %u workers after a loss, of %u that are awaited",
@@ -254,12 +251,12 @@ static void see_losses(struct sim *sim, const struct cairn_round_action *open)
 }
 
 /* What the event and what came of it say of lost workers. */
-static void note_losses(struct sim *sim, const struct cairn_round_event *event,
-                        const struct cairn_round_actions *actions, uint32_t before)
+static void note_losses(struct sim *sim, const struct round_event *event,
+                        const struct round_actions *actions, uint32_t before)
 {
     struct coordinator *c = &sim->coordinator;
     const struct scenario *sc = &sim->scenario;
-    const uint32_t now = cairn_round_worker_count(c->core);
+    const uint32_t now = round_worker_count(c->core);
     bool lost = event->kind == CAIRN_ROUND_WORKER_DOWN && now < before;
     for (size_t i = 0; i < actions->count; i++)
         lost |= actions->list[i].kind == CAIRN_ROUND_WORKER_FENCE &&
@@ -281,7 +278,7 @@ static void note_losses(struct sim *sim, const struct cairn_round_event *event,
     sim->seen[over ? SEEN_loss_over : SEEN_loss_waited]++;
 }
 
-static void do_action(struct sim *sim, const struct cairn_round_action *action)
+static void do_action(struct sim *sim, const struct round_action *action)
 {
     sim_trace(sim, round_action_name(action->kind), action->member, action->epoch, action->round);
     switch (action->kind) {
@@ -293,7 +290,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         if (sim->slipped) oracle_slipped(sim);
         reshard_in_force(sim, action->layout);
         sim->seen[SEEN_epochs]++;
-        if (cairn_round_open_round(sim->coordinator.core) == 0) sim->seen[SEEN_epochs_idle]++;
+        if (round_open_round(sim->coordinator.core) == 0) sim->seen[SEEN_epochs_idle]++;
         to_shards(sim, M_FENCE, action);
         return;
     case CAIRN_ROUND_RESOLVE: to_shards(sim, M_RESOLVE, action); return;
@@ -309,7 +306,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         to_shards(sim, M_DECIDE, action);
         return;
     case CAIRN_ROUND_ASK_LACKS:
-        sim->seen[SEEN_pauses] += cairn_round_paused_ms(sim->coordinator.core) > 0;
+        sim->seen[SEEN_pauses] += round_paused_ms(sim->coordinator.core) > 0;
         to_shards(sim, M_ASK_LACKS, action);
         return;
     case CAIRN_ROUND_SHARD_LATE: see_late_shard(sim, action); return;
@@ -339,17 +336,17 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
     }
 }
 
-static void do_event(struct sim *sim, struct cairn_round_event *event)
+static void do_event(struct sim *sim, struct round_event *event)
 {
     struct coordinator *c = &sim->coordinator;
-    struct cairn_round_config config = sim_round_config(sim);
-    struct cairn_round_actions actions = { sim->round_list, 0, cairn_round_actions_max(&config) };
-    const uint32_t before = cairn_round_worker_count(c->core);
+    struct round_config config = sim_round_config(sim);
+    struct round_actions actions = { sim->round_list, 0, round_actions_max(&config) };
+    const uint32_t before = round_worker_count(c->core);
     if (event->kind == CAIRN_ROUND_TICK) c->tick_ms = event->now_ms;
-    cairn_round_on_event(c->core, event, &actions);
+    round_on_event(c->core, event, &actions);
     note_losses(sim, event, &actions, before);
     if (before == 0) c->came_ms = c->tick_ms;
-    if (cairn_round_worker_count(c->core) == 0) c->started = false;
+    if (round_worker_count(c->core) == 0) c->started = false;
     const uint64_t incarnation = c->incarnation;
     for (size_t i = 0; i < actions.count; i++) {
         if (!c->alive || c->incarnation != incarnation)
@@ -358,7 +355,7 @@ static void do_event(struct sim *sim, struct cairn_round_event *event)
     }
 }
 
-void coordinator_core_event(struct sim *sim, struct cairn_round_event *event)
+void coordinator_core_event(struct sim *sim, struct round_event *event)
 {
     do_event(sim, event);
 }
@@ -368,27 +365,27 @@ void coordinator_core_event(struct sim *sim, struct cairn_round_event *event)
 void coordinator_pin(struct sim *sim)
 {
     struct coordinator *c = &sim->coordinator;
-    if (!c->alive || cairn_round_pin_pending(c->core)) return;
+    if (!c->alive || round_pin_pending(c->core)) return;
     c->pin_waits = reshard_under_way(sim);
     sim->seen[SEEN_pin_waited] += c->pin_waits;
     if (c->pin_waits) return;
-    struct cairn_round_event event = { .kind = CAIRN_ROUND_PIN,
-                                       .snapshot = c->incarnation << 32 | ++c->pins };
+    struct round_event event = { .kind = CAIRN_ROUND_PIN,
+                                 .snapshot = c->incarnation << 32 | ++c->pins };
     do_event(sim, &event);
-    if (c->alive && cairn_round_pin_pending(c->core)) sim->seen[SEEN_pin_deferred]++;
+    if (c->alive && round_pin_pending(c->core)) sim->seen[SEEN_pin_deferred]++;
 }
 
 static void from_shard(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct cairn_round_event event = { .shard = shard,
-                                       .epoch = message->epoch,
-                                       .round = message->round,
-                                       .phase = message->phase,
-                                       .version = message->version,
-                                       .decision = &message->decision,
-                                       .sums = &message->sums,
-                                       .lacks = message->lacks,
-                                       .lack_count = message->lack_count };
+    struct round_event event = { .shard = shard,
+                                 .epoch = message->epoch,
+                                 .round = message->round,
+                                 .phase = message->phase,
+                                 .version = message->version,
+                                 .decision = &message->decision,
+                                 .sums = &message->sums,
+                                 .lacks = message->lacks,
+                                 .lack_count = message->lack_count };
     switch (message->kind) {
     case M_SHARD_HELLO:
         seat_hello(sim, shard, THE_SHARD);
@@ -415,10 +412,10 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
 }
 
 /* Nothing but what the trainer gives with it can have been missing. */
-static void see_commit(struct sim *sim, enum cairn_round_stage before)
+static void see_commit(struct sim *sim, enum round_stage before)
 {
     const bool decided = sim->coordinator.alive &&
-                         cairn_round_stage_of(sim->coordinator.core) == CAIRN_ROUND_DECIDED;
+                         round_stage_of(sim->coordinator.core) == CAIRN_ROUND_DECIDED;
     if (before == CAIRN_ROUND_OPEN && decided) sim->seen[SEEN_state_awaited]++;
 }
 
@@ -430,13 +427,13 @@ static void note_pause(struct sim *sim, const struct message *message)
 
 static void from_worker(struct sim *sim, const struct message *message)
 {
-    const enum cairn_round_stage before = cairn_round_stage_of(sim->coordinator.core);
-    struct cairn_round_event event = { .member = message->member,
-                                       .rank = message->rank,
-                                       .round = message->round,
-                                       .state = message->state,
-                                       .state_bytes = message->state_bytes,
-                                       .driven = message->driven };
+    const enum round_stage before = round_stage_of(sim->coordinator.core);
+    struct round_event event = { .member = message->member,
+                                 .rank = message->rank,
+                                 .round = message->round,
+                                 .state = message->state,
+                                 .state_bytes = message->state_bytes,
+                                 .driven = message->driven };
     switch (message->kind) {
     case M_ATTACH:
         event.kind = CAIRN_ROUND_WORKER_JOIN;
@@ -462,9 +459,7 @@ static void lease_ended(struct sim *sim, uint64_t member)
 {
     const struct process *proc = sim_process(sim, member);
     if (proc != NULL && proc->control.up) return;
-    struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
-                                       .member = member,
-                                       .lost = true };
+    struct round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN, .member = member, .lost = true };
     do_event(sim, &event);
 }
 
@@ -473,7 +468,7 @@ static void persisted(struct sim *sim)
 {
     struct coordinator *c = &sim->coordinator;
     const uint64_t incarnation = c->incarnation;
-    struct cairn_round_event event = { .kind = CAIRN_ROUND_PERSISTED, .epoch = c->persist_epoch };
+    struct round_event event = { .kind = CAIRN_ROUND_PERSISTED, .epoch = c->persist_epoch };
     store_written(sim);
     do_event(sim, &event);
     if (c->alive && c->incarnation == incarnation)
@@ -485,7 +480,7 @@ void coordinator_event(struct sim *sim, const struct event *event)
     struct coordinator *c = &sim->coordinator;
     if (event->kind == E_COORDINATOR_START) coordinator_start(sim);
     if (!c->alive) return;
-    struct cairn_round_event out = { .kind = CAIRN_ROUND_TICK };
+    struct round_event out = { .kind = CAIRN_ROUND_TICK };
     switch (event->kind) {
     case E_COORDINATOR_FROM_SHARD: from_shard(sim, event->b, event->message); return;
     case E_COORDINATOR_FROM_WORKER: from_worker(sim, event->message); return;

@@ -24,15 +24,15 @@ static uint32_t owners_of(const struct sim *sim, uint32_t shard)
     return bits;
 }
 
-static bool grouped(const struct sim *sim, const struct cairn_round_action *open, uint32_t i)
+static bool grouped(const struct sim *sim, const struct round_action *open, uint32_t i)
 {
     return truth_grouped(sim, sim->coordinator.layout->shards, open->members, open->member_count,
                          i);
 }
 
 /* Who of a round pushes by way of that shard, by rank; returns how many. */
-static uint32_t members_of(const struct sim *sim, uint32_t shard,
-                           const struct cairn_round_action *open, uint64_t out[PROCS_MAX])
+static uint32_t members_of(const struct sim *sim, uint32_t shard, const struct round_action *open,
+                           uint64_t out[PROCS_MAX])
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < open->member_count; i++)
@@ -43,7 +43,7 @@ static uint32_t members_of(const struct sim *sim, uint32_t shard,
 }
 
 /* A relay with other members than before, or in another layout, is another one. */
-void groups_form(struct sim *sim, const struct cairn_round_action *open)
+void groups_form(struct sim *sim, const struct round_action *open)
 {
     for (uint32_t s = 0; sim->scenario.hosts > 0 && s < sim->scenario.room; s++) {
         uint64_t members[PROCS_MAX] = { 0 };
@@ -60,7 +60,7 @@ void groups_form(struct sim *sim, const struct cairn_round_action *open)
     }
 }
 
-void groups_put_members(struct sim *sim, uint32_t owner, const struct cairn_round_action *open,
+void groups_put_members(struct sim *sim, uint32_t owner, const struct round_action *open,
                         struct message *message)
 {
     for (uint32_t i = 0; i < open->member_count; i++) {

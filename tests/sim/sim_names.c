@@ -61,7 +61,7 @@ const char *event_name(enum event_kind kind)
     return NAME(names, kind);
 }
 
-const char *step_action_name(enum cairn_step_action_kind kind)
+const char *step_action_name(enum step_action_kind kind)
 {
     static const char *const names[] = {
         [CAIRN_STEP_GRANT] = "shard: GRANT",
@@ -85,7 +85,7 @@ const char *step_action_name(enum cairn_step_action_kind kind)
     return NAME(names, kind);
 }
 
-const char *round_action_name(enum cairn_round_action_kind kind)
+const char *round_action_name(enum round_action_kind kind)
 {
     static const char *const names[] = {
         [CAIRN_ROUND_PERSIST] = "coordinator: PERSIST",

@@ -41,7 +41,7 @@ bool oracle_holds(const struct sim *sim, uint64_t round, uint64_t member, uint32
 
 bool oracle_halted(const struct sim *sim)
 {
-    const struct cairn_skips *skips = &sim->oracle.skips;
+    const struct skips *skips = &sim->oracle.skips;
     return sim->scenario.skips_max > 0 && skips->in_row >= sim->scenario.skips_max &&
            skips->revision == sim->revision;
 }
@@ -73,7 +73,7 @@ static void check_layouts(struct sim *sim)
 {
     const struct sim_layout *layout = sim->coordinator.layout;
     for (uint32_t s = 0; s < sim->shard_count; s++) {
-        if (layout_has(layout, s) != cairn_round_has_shard(sim->coordinator.core, s))
+        if (layout_has(layout, s) != round_has_shard(sim->coordinator.core, s))
             sim_fail(sim, "the coordinator and its core disagree on shard %u", s);
         if (layout_has(layout, s) && sim->shards[s].layout != layout)
             sim_fail(sim, "a round opens, and shard %u is in another layout than %llu", s,
@@ -128,7 +128,7 @@ void oracle_joins(struct sim *sim, uint32_t shard, const struct cairn_decision *
     sim->shards[shard].executed = o->ledger_count;
 }
 
-void oracle_opened(struct sim *sim, const struct cairn_round_action *open)
+void oracle_opened(struct sim *sim, const struct round_action *open)
 {
     struct oracle *o = &sim->oracle;
     if (o->opened_count == LEDGER_MAX) {
@@ -160,7 +160,7 @@ void oracle_opened(struct sim *sim, const struct cairn_round_action *open)
     for (uint32_t i = 0; i < open->member_count; i++) opened->members[i] = open->members[i];
 }
 
-void oracle_told_worker(struct sim *sim, const struct cairn_round_action *opened)
+void oracle_told_worker(struct sim *sim, const struct round_action *opened)
 {
     const struct opened *round = truth_opened(&sim->oracle, opened->round);
     if (round == NULL || round->write != opened->write ||
@@ -176,7 +176,7 @@ void oracle_told_worker(struct sim *sim, const struct cairn_round_action *opened
                  (unsigned long long)opened->skips, (unsigned long long)sim->oracle.skips.all);
     const uint8_t *state;
     size_t bytes;
-    if (!cairn_round_client_state(sim->coordinator.core, &state, &bytes) ||
+    if (!round_client_state(sim->coordinator.core, &state, &bytes) ||
         bytes != sim->oracle.state_bytes ||
         (bytes > 0 && memcmp(state, sim->oracle.state, bytes) != 0))
         sim_fail(sim, "a worker begins with another client state than that of its version");
@@ -264,11 +264,11 @@ static bool must_know(struct sim *sim, const struct ledger_entry *entry, uint64_
 /* Who asks late hears the head alone. */
 static bool same_payload(const struct message *result, const struct ledger_entry *entry)
 {
-    struct cairn_payload told, truth;
+    struct payload told, truth;
     const size_t bytes = result->decision.payload_bytes;
     if (bytes == entry->payload_bytes) return memcmp(result->payload, entry->payload, bytes) == 0;
-    return cairn_payload_decode(result->payload, bytes, &told) == CAIRN_OK &&
-           cairn_payload_decode(entry->payload, entry->payload_bytes, &truth) == CAIRN_OK &&
+    return payload_decode(result->payload, bytes, &told) == CAIRN_OK &&
+           payload_decode(entry->payload, entry->payload_bytes, &truth) == CAIRN_OK &&
            cairn_f64_bits(told.grad_norm) == cairn_f64_bits(truth.grad_norm) &&
            cairn_f64_bits(told.clip_scale) == cairn_f64_bits(truth.clip_scale) &&
            cairn_f64_bits(told.lr) == cairn_f64_bits(truth.lr) && told.finite == truth.finite &&
@@ -317,7 +317,7 @@ void oracle_result(struct sim *sim, const struct message *result)
 
 void oracle_pinned(struct sim *sim, uint32_t shard, const struct message *pin)
 {
-    const struct cairn_version here = cairn_step_version(sim->shards[shard].core);
+    const struct cairn_version here = step_version(sim->shards[shard].core);
     sim->seen[SEEN_pinned]++;
     if (cairn_version_compare(here, pin->version) != 0)
         sim_fail(sim, "shard %u was pinned at step %llu in a cut of step %llu", shard,

@@ -31,9 +31,9 @@ static bool stands(struct sim *sim, uint32_t shard, uint32_t place)
 
 /* ---- connections ---- */
 
-static void tell(struct sim *sim, uint32_t shard, enum cairn_step_event_kind kind, uint64_t member)
+static void tell(struct sim *sim, uint32_t shard, enum step_event_kind kind, uint64_t member)
 {
-    const struct cairn_step_event event = { .kind = kind, .member = member };
+    const struct step_event event = { .kind = kind, .member = member };
     if (sim->shards[shard].core == NULL) return;
     shard_core_event(sim, shard, &event);
     relay_peer_event(sim, shard, &event);
@@ -106,8 +106,8 @@ void peer_send(struct sim *sim, uint32_t shard, struct message *message)
     sim_send_fabric(sim, link, E_WORKER_FROM_SHARD, place, shard, message);
 }
 
-struct message peer_answer(enum message_kind kind, const struct cairn_step_action *action,
-                           uint32_t owner, bool relayed)
+struct message peer_answer(enum message_kind kind, const struct step_action *action, uint32_t owner,
+                           bool relayed)
 {
     return (struct message) { .kind = kind,
                               .status = action->status,
@@ -124,21 +124,21 @@ struct message peer_answer(enum message_kind kind, const struct cairn_step_actio
                               .relayed = relayed };
 }
 
-struct cairn_step_event peer_event_of(const struct message *message, uint64_t tag)
+struct step_event peer_event_of(const struct message *message, uint64_t tag)
 {
-    struct cairn_step_event event = { .kind = CAIRN_STEP_CHUNK,
-                                      .epoch = message->epoch,
-                                      .round = message->round,
-                                      .member = message->member,
-                                      .micro = message->micro,
-                                      .chunk = message->chunk,
-                                      .sent = message->sent,
-                                      .absent = message->absent,
-                                      .weight = message->weight,
-                                      .request = message->request,
-                                      .is_small = message->is_small,
-                                      .in_place = message->in_place,
-                                      .tag = tag };
+    struct step_event event = { .kind = CAIRN_STEP_CHUNK,
+                                .epoch = message->epoch,
+                                .round = message->round,
+                                .member = message->member,
+                                .micro = message->micro,
+                                .chunk = message->chunk,
+                                .sent = message->sent,
+                                .absent = message->absent,
+                                .weight = message->weight,
+                                .request = message->request,
+                                .is_small = message->is_small,
+                                .in_place = message->in_place,
+                                .tag = tag };
     if (message->kind == M_MICRO_END) event.kind = CAIRN_STEP_MICRO_END;
     if (message->kind == M_SHARD_COMMIT) event.kind = CAIRN_STEP_COMMIT;
     return event;

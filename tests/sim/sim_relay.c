@@ -9,7 +9,7 @@
 #define STUCK_MAX_MS 300 /* far longer than any host is roomless */
 
 static void do_event(struct sim *sim, uint32_t shard, uint32_t owner,
-                     const struct cairn_step_event *event, const struct message *message);
+                     const struct step_event *event, const struct message *message);
 
 static bool relays(const struct sim *sim, uint32_t shard, uint32_t owner)
 {
@@ -17,7 +17,7 @@ static bool relays(const struct sim *sim, uint32_t shard, uint32_t owner)
 }
 
 /* The pool's question. There is room for all, but perhaps not now. */
-static bool touch_another(struct cairn_buffer_pool *pool)
+static bool touch_another(struct buffer_pool *pool)
 {
     struct sim_relay *relay = (struct sim_relay *)((char *)pool - offsetof(struct sim_relay, pool));
     struct sim *sim = relay->sim;
@@ -32,9 +32,9 @@ static bool touch_another(struct cairn_buffer_pool *pool)
 }
 
 /* What it reads in place would need as many buffers for sums as it has of them. */
-static struct cairn_step_config config_of(const struct sim *sim, uint32_t shard, uint32_t owner)
+static struct step_config config_of(const struct sim *sim, uint32_t shard, uint32_t owner)
 {
-    struct cairn_step_config config = sim_step_config(sim, sim->relays[shard].layout, owner);
+    struct step_config config = sim_step_config(sim, sim->relays[shard].layout, owner);
     config.window -= config.in_place;
     config.in_place = 0;
     config.forwards = true;
@@ -46,32 +46,32 @@ void relay_start(struct sim *sim, uint32_t shard)
     struct sim_relay *relay = &sim->relays[shard];
     memset(relay, 0, sizeof *relay);
     relay->sim = sim;
-    relay->pool = (struct cairn_buffer_pool) { .buffers = relay->buffers,
-                                               .count = sim->scenario.chunks,
-                                               .wanted = sim->scenario.buffers_wanted,
-                                               .stuck_max_ms = STUCK_MAX_MS,
-                                               .touch = touch_another };
+    relay->pool = (struct buffer_pool) { .buffers = relay->buffers,
+                                         .count = sim->scenario.chunks,
+                                         .wanted = sim->scenario.buffers_wanted,
+                                         .stuck_max_ms = STUCK_MAX_MS,
+                                         .touch = touch_another };
     relay->layout = sim->shards[shard].layout;
     for (uint32_t o = 0; o < sim->scenario.room; o++) {
         struct relay_owner *owner = &relay->owners[o];
-        const struct cairn_step_config config = config_of(sim, shard, o);
-        owner->core = cairn_step_init(sim->relay_step_memory[0][shard][o], &config,
-                                      (struct cairn_version) { 0 }, NULL);
+        const struct step_config config = config_of(sim, shard, o);
+        owner->core = step_init(sim->relay_step_memory[0][shard][o], &config,
+                                (struct cairn_version) { 0 }, NULL);
         owner->buffers.sums = owner->sums;
         owner->buffers.chunk_count = relay->layout->count[o];
-        cairn_buffer_pool_add(&relay->pool, &owner->buffers);
+        buffer_pool_add(&relay->pool, &owner->buffers);
     }
 }
 
 /* ---- folds ---- */
 
-static struct relay_owner *owner_of(const struct cairn_buffer_claim *claim)
+static struct relay_owner *owner_of(const struct buffer_claim *claim)
 {
     return (struct relay_owner *)((char *)claim->owner - offsetof(struct relay_owner, buffers));
 }
 
 /* It has its buffer. */
-static void begin_fold(struct sim *sim, uint32_t shard, const struct cairn_buffer_claim *claim)
+static void begin_fold(struct sim *sim, uint32_t shard, const struct buffer_claim *claim)
 {
     struct sim_relay *relay = &sim->relays[shard];
     const uint32_t index = (uint32_t)(owner_of(claim) - relay->owners);
@@ -93,21 +93,20 @@ static void wake(struct sim *sim, uint32_t shard)
     sim_at(sim, TICK, E_RELAY_TICK, shard, NOBODY, 0);
 }
 
-static void fold(struct sim *sim, uint32_t shard, uint32_t index,
-                 const struct cairn_step_action *action)
+static void fold(struct sim *sim, uint32_t shard, uint32_t index, const struct step_action *action)
 {
     struct sim_relay *relay = &sim->relays[shard];
     struct relay_owner *owner = &relay->owners[index];
-    struct cairn_buffer_claim *claim = &owner->claims[action->chunk];
+    struct buffer_claim *claim = &owner->claims[action->chunk];
     if (!action->first && owner->sums[action->chunk] == CAIRN_BUFFER_NONE) {
         sim_fail(sim, "relay %u adds to a sum that it has not begun", shard);
         return;
     }
     owner->folds[action->chunk] = *action;
-    *claim = (struct cairn_buffer_claim) { .owner = &owner->buffers,
-                                           .chunk = action->chunk,
-                                           .begins = action->first };
-    if (cairn_buffer_pool_claim(&relay->pool, claim)) {
+    *claim = (struct buffer_claim) { .owner = &owner->buffers,
+                                     .chunk = action->chunk,
+                                     .begins = action->first };
+    if (buffer_pool_claim(&relay->pool, claim)) {
         begin_fold(sim, shard, claim);
         return;
     }
@@ -139,8 +138,8 @@ static void judge_room(struct sim *sim, uint32_t shard)
     for (uint32_t o = 0; o < sim->scenario.room; o++) {
         struct relay_owner *owner = &relay->owners[o];
         const bool was_stuck = owner->buffers.stuck_since_ms != 0;
-        if (cairn_buffer_pool_is_stuck(&relay->pool, &owner->buffers,
-                                       cairn_step_may_receive(owner->core), sim->now / 1000))
+        if (buffer_pool_is_stuck(&relay->pool, &owner->buffers, step_may_receive(owner->core),
+                                 sim->now / 1000))
             sim_fail(sim, "relay %u is given up for want of room to shard %u", shard, o);
         if (owner->buffers.waiting != NULL && owner->buffers.sending == 0) {
             if (all_held(relay))
@@ -156,7 +155,7 @@ static void judge_room(struct sim *sim, uint32_t shard)
 
 void relay_advance(struct sim *sim, uint32_t shard)
 {
-    const struct cairn_buffer_claim *claim = cairn_buffer_pool_advance(&sim->relays[shard].pool);
+    const struct buffer_claim *claim = buffer_pool_advance(&sim->relays[shard].pool);
     for (; claim != NULL; claim = claim->next) begin_fold(sim, shard, claim);
     judge_room(sim, shard);
 }
@@ -174,7 +173,7 @@ static void folded(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chu
 {
     struct sim_relay *relay = &sim->relays[shard];
     struct relay_owner *owner = &relay->owners[index];
-    const struct cairn_step_action *action = &owner->folds[chunk];
+    const struct step_action *action = &owner->folds[chunk];
     const uint32_t buffer = owner->claims[chunk].buffer;
     struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
     for (uint32_t i = 0; i < action->count; i++)
@@ -182,8 +181,8 @@ static void folded(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chu
     cairn_backend_host()->fold(relay->sums[buffer].elems, sources, action->count, action->first,
                                sim->scenario.elems[relay->layout->chunk[index][chunk]]);
     relay->sums[buffer].folding = false;
-    cairn_buffer_pool_return(&relay->pool, buffer);
-    const struct cairn_step_event event = { .kind = CAIRN_STEP_FOLDED, .chunk = chunk };
+    buffer_pool_return(&relay->pool, buffer);
+    const struct step_event event = { .kind = CAIRN_STEP_FOLDED, .chunk = chunk };
     do_event(sim, shard, index, &event, NULL);
     relay_advance(sim, shard);
 }
@@ -192,10 +191,10 @@ static void folded(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chu
 static void void_folds(struct sim *sim, uint32_t shard)
 {
     struct sim_relay *relay = &sim->relays[shard];
-    const struct cairn_buffer_claim *claim = cairn_buffer_pool_void(&relay->pool);
+    const struct buffer_claim *claim = buffer_pool_void(&relay->pool);
     while (claim != NULL) {
         const uint32_t index = (uint32_t)(owner_of(claim) - relay->owners);
-        const struct cairn_step_event event = { .kind = CAIRN_STEP_FOLDED, .chunk = claim->chunk };
+        const struct step_event event = { .kind = CAIRN_STEP_FOLDED, .chunk = claim->chunk };
         claim = claim->next;
         do_event(sim, shard, index, &event, NULL);
     }
@@ -205,7 +204,7 @@ static void void_folds(struct sim *sim, uint32_t shard)
 /* ---- what a core says ---- */
 
 static void to_member(struct sim *sim, uint32_t shard, uint32_t owner, enum message_kind kind,
-                      const struct cairn_step_action *action)
+                      const struct step_action *action)
 {
     struct message message = peer_answer(kind, action, owner, true);
     peer_send(sim, shard, &message);
@@ -222,7 +221,7 @@ static void receive(struct sim *sim, uint32_t shard, uint32_t index, uint32_t sl
 }
 
 static void do_action(struct sim *sim, uint32_t shard, uint32_t owner,
-                      const struct cairn_step_action *action, const struct message *message)
+                      const struct step_action *action, const struct message *message)
 {
     sim_trace(sim, step_action_name(action->kind), (uint64_t)shard << 8 | owner | 0x10000,
               action->round, (uint64_t)action->chunk << 32 | action->micro);
@@ -244,7 +243,7 @@ static void do_action(struct sim *sim, uint32_t shard, uint32_t owner,
 }
 
 static void see(struct sim *sim, const struct cairn_step *core, enum cairn_step_phase before,
-                const struct cairn_step_event *event, const struct cairn_step_actions *actions)
+                const struct step_event *event, const struct step_actions *actions)
 {
     const bool void_now = event->kind == CAIRN_STEP_FENCE && cairn_step_round(core) == 0;
     if (void_now && before == CAIRN_STEP_COLLECTING) sim->seen[SEEN_relay_void]++;
@@ -253,7 +252,7 @@ static void see(struct sim *sim, const struct cairn_step *core, enum cairn_step_
         sim->seen[SEEN_relay_pending]++;
     bool ended = false;
     for (size_t i = 0; i < actions->count; i++) {
-        const enum cairn_step_action_kind kind = actions->list[i].kind;
+        const enum step_action_kind kind = actions->list[i].kind;
         if (kind == CAIRN_STEP_FORWARD) sim->seen[SEEN_forwards]++;
         if (kind == CAIRN_STEP_FORWARD_END) ended = true;
         if (kind == CAIRN_STEP_FOLD && ended) sim->seen[SEEN_relay_barrier]++;
@@ -261,24 +260,24 @@ static void see(struct sim *sim, const struct cairn_step *core, enum cairn_step_
 }
 
 static void do_event(struct sim *sim, uint32_t shard, uint32_t index,
-                     const struct cairn_step_event *event, const struct message *message)
+                     const struct step_event *event, const struct message *message)
 {
     struct cairn_step *core = sim->relays[shard].owners[index].core;
-    const struct cairn_step_config config = config_of(sim, shard, index);
-    struct cairn_step_actions actions = { sim->step_list, 0, cairn_step_actions_max(&config) };
-    const enum cairn_step_phase before = cairn_step_phase_of(core);
-    cairn_step_on_event(core, event, &actions);
+    const struct step_config config = config_of(sim, shard, index);
+    struct step_actions actions = { sim->step_list, 0, step_actions_max(&config) };
+    const enum cairn_step_phase before = step_phase_of(core);
+    step_on_event(core, event, &actions);
     see(sim, core, before, event, &actions);
     for (size_t i = 0; i < actions.count; i++)
         do_action(sim, shard, index, &actions.list[i], message);
 }
 
-static void tell_all(struct sim *sim, uint32_t shard, const struct cairn_step_event *event)
+static void tell_all(struct sim *sim, uint32_t shard, const struct step_event *event)
 {
     for (uint32_t o = 0; o < sim->scenario.room; o++) do_event(sim, shard, o, event, NULL);
 }
 
-void relay_peer_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event)
+void relay_peer_event(struct sim *sim, uint32_t shard, const struct step_event *event)
 {
     if (sim->scenario.hosts > 0) tell_all(sim, shard, event);
 }
@@ -289,7 +288,7 @@ bool relay_idle(const struct sim *sim, uint32_t shard)
 {
     if (sim->scenario.hosts == 0) return true;
     for (uint32_t o = 0; o < sim->scenario.room; o++)
-        if (cairn_step_phase_of(sim->relays[shard].owners[o].core) != CAIRN_STEP_IDLE) return false;
+        if (step_phase_of(sim->relays[shard].owners[o].core) != CAIRN_STEP_IDLE) return false;
     return true;
 }
 
@@ -301,9 +300,9 @@ void relay_recut(struct sim *sim, uint32_t shard)
     relay->core_place ^= 1;
     for (uint32_t o = 0; o < sim->scenario.room; o++) {
         struct relay_owner *owner = &relay->owners[o];
-        const struct cairn_step_config config = config_of(sim, shard, o);
-        owner->core = cairn_step_init_from(sim->relay_step_memory[relay->core_place][shard][o],
-                                           &config, owner->core);
+        const struct step_config config = config_of(sim, shard, o);
+        owner->core = step_init_from(sim->relay_step_memory[relay->core_place][shard][o], &config,
+                                     owner->core);
         owner->buffers.chunk_count = relay->layout->count[o];
         for (uint32_t c = 0; c < CHUNKS_MAX; c++) owner->sums[c] = CAIRN_BUFFER_NONE;
     }
@@ -346,7 +345,7 @@ static void on_open(struct sim *sim, uint32_t shard, const struct message *open)
         if (!relays(sim, shard, o)) continue;
         uint8_t holds[HOLDS_MAX];
         relay_send_begin(sim, shard, o);
-        const struct cairn_step_event event = {
+        const struct step_event event = {
             .kind = CAIRN_STEP_OPEN,
             .epoch = open->epoch,
             .round = open->round,
@@ -361,9 +360,9 @@ static void on_open(struct sim *sim, uint32_t shard, const struct message *open)
 
 void relay_from_coordinator(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct cairn_step_event event = { .epoch = message->epoch };
+    struct step_event event = { .epoch = message->epoch };
     if (sim->scenario.hosts == 0 || sim->shards[shard].core == NULL) return;
-    if (message->epoch < cairn_step_epoch(sim->relays[shard].owners[0].core)) return;
+    if (message->epoch < step_epoch(sim->relays[shard].owners[0].core)) return;
     switch (message->kind) {
     case M_FENCE:
         end_round(sim, shard);
@@ -384,19 +383,19 @@ void relay_from_coordinator(struct sim *sim, uint32_t shard, const struct messag
 
 void relay_from_worker(struct sim *sim, uint32_t shard, const struct event *in)
 {
-    const struct cairn_step_event event = peer_event_of(in->message, in->order);
+    const struct step_event event = peer_event_of(in->message, in->order);
     do_event(sim, shard, in->message->owner, &event, in->message);
 }
 
-void relay_garbage(struct sim *sim, uint32_t shard, const struct cairn_step_event *garbage)
+void relay_garbage(struct sim *sim, uint32_t shard, const struct step_event *garbage)
 {
     if (sim->scenario.hosts == 0) return;
     const uint32_t owner = (uint32_t)rng_below(&sim->fault, sim->scenario.room);
     const struct cairn_step *core = sim->relays[shard].owners[owner].core;
-    const enum cairn_step_phase phase = cairn_step_phase_of(core);
-    const uint32_t used = cairn_step_slots_used(core);
+    const enum cairn_step_phase phase = step_phase_of(core);
+    const uint32_t used = step_slots_used(core);
     do_event(sim, shard, owner, garbage, NULL);
-    if (cairn_step_phase_of(core) != phase || cairn_step_slots_used(core) != used)
+    if (step_phase_of(core) != phase || step_slots_used(core) != used)
         sim_fail(sim, "relay %u did something for a stranger", shard);
 }
 
@@ -408,7 +407,7 @@ void relay_work_event(struct sim *sim, const struct event *in)
         return;
     }
     struct relay_owner *owner = &sim->relays[in->a].owners[index];
-    const struct cairn_step_event event = {
+    const struct step_event event = {
         .kind = CAIRN_STEP_LANDED,
         .slot = what,
         .status = landing_read(sim, in->a, &owner->landing[what], owner->slots[what]),

@@ -48,9 +48,7 @@ static void act(struct sim *sim, uint32_t shard, uint32_t owner,
     for (size_t i = 0; i < actions->count; i++) {
         const struct cairn_push_action *action = &actions->list[i];
         switch (action->kind) {
-        case CAIRN_PUSH_RELEASED:
-            cairn_buffer_pool_end(&relay->pool, (uint32_t)action->cookie);
-            break;
+        case CAIRN_PUSH_RELEASED: buffer_pool_end(&relay->pool, (uint32_t)action->cookie); break;
         case CAIRN_PUSH_VOID: // the coordinator knows by itself
             if (action->status != CAIRN_ERR_STALE && action->status != CAIRN_ERR_FENCED)
                 sim_fail(sim, "shard %u refused an honest relay: %s", owner,
@@ -86,12 +84,11 @@ void relay_send_end(struct sim *sim, uint32_t shard, uint32_t index)
 {
     struct sim_relay *relay = &sim->relays[shard];
     relay->owners[index].push = NULL;
-    cairn_buffer_pool_end_sending(&relay->pool, &relay->owners[index].buffers);
+    buffer_pool_end_sending(&relay->pool, &relay->owners[index].buffers);
 }
 
 static cairn_status pass_on(struct sim *sim, uint32_t shard, uint32_t index,
-                            const struct cairn_step_action *action,
-                            struct cairn_push_actions *actions)
+                            const struct step_action *action, struct cairn_push_actions *actions)
 {
     struct sim_relay *relay = &sim->relays[shard];
     struct relay_owner *owner = &relay->owners[index];
@@ -99,20 +96,20 @@ static cairn_status pass_on(struct sim *sim, uint32_t shard, uint32_t index,
         sim_fail(sim, "relay %u passes on a sum that it has not begun", shard);
         return CAIRN_OK;
     }
-    const uint32_t buffer = cairn_buffer_pool_final(&relay->pool, &owner->buffers, action->chunk);
+    const uint32_t buffer = buffer_pool_final(&relay->pool, &owner->buffers, action->chunk);
     relay->sums[buffer].micro = action->micro;
     const uint32_t chunk = relay->layout->chunk[index][action->chunk];
     const struct cairn_push_chunk next = { .chunk = action->chunk,
                                            .is_small = sim_is_small(chunk),
                                            .cookie = buffer };
     const cairn_status status = cairn_push_chunk(owner->push, 0, action->micro, next, actions);
-    if (status != CAIRN_OK) cairn_buffer_pool_end(&relay->pool, buffer);
+    if (status != CAIRN_OK) buffer_pool_end(&relay->pool, buffer);
     return status;
 }
 
 /* What a core says of micro-batches has to be what it did. */
 static void judge_forward(struct sim *sim, uint32_t shard, struct relay_owner *owner,
-                          const struct cairn_step_action *action)
+                          const struct step_action *action)
 {
     const bool commits = action->kind == CAIRN_STEP_FORWARD_COMMIT;
     if (owner->push == NULL || action->round != sim->relays[shard].round)
@@ -130,7 +127,7 @@ static void judge_forward(struct sim *sim, uint32_t shard, struct relay_owner *o
 }
 
 void relay_forward(struct sim *sim, uint32_t shard, uint32_t index,
-                   const struct cairn_step_action *action)
+                   const struct step_action *action)
 {
     struct relay_owner *owner = &sim->relays[shard].owners[index];
     judge_forward(sim, shard, owner, action);
@@ -161,7 +158,7 @@ void relay_read(struct sim *sim, uint32_t owner, const struct landing *landing, 
     }
     const uint32_t chunk = relay->layout->local[landing->chunk];
     for (uint32_t i = 0; i < relay->pool.touched; i++) {
-        const struct cairn_buffer *buffer = &relay->buffers[i];
+        const struct buffer *buffer = &relay->buffers[i];
         const struct relay_sum *sum = &relay->sums[i];
         if (buffer->state != CAIRN_BUFFER_SENDING || buffer->chunk != chunk ||
             buffer->owner != &relay->owners[owner].buffers || sum->micro != landing->micro)

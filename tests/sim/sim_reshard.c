@@ -59,19 +59,19 @@ void reshard_attached(struct sim *sim, uint32_t index)
 static bool is_pending(const struct sim *sim)
 {
     const struct coordinator *c = &sim->coordinator;
-    return c->next != NULL && cairn_round_layout_pending(c->core) == c->next->number;
+    return c->next != NULL && round_layout_pending(c->core) == c->next->number;
 }
 
 static void cut_over(struct sim *sim, bool withdraws)
 {
     const struct sim_layout *next = sim->coordinator.next;
     const uint8_t gone = (uint8_t)~next->shards;
-    struct cairn_round_event event = { .kind = CAIRN_ROUND_LAYOUT,
-                                       .layout = next->number,
-                                       .shard_count = next->shard_count,
-                                       .gone = &gone,
-                                       .back = next->back,
-                                       .empty = next->empty };
+    struct round_event event = { .kind = CAIRN_ROUND_LAYOUT,
+                                 .layout = next->number,
+                                 .shard_count = next->shard_count,
+                                 .gone = &gone,
+                                 .back = next->back,
+                                 .empty = next->empty };
     if (withdraws) event.layout = 0;
     coordinator_core_event(sim, &event);
 }
@@ -85,7 +85,7 @@ static void settle(struct sim *sim, uint32_t shard)
         to_shard(sim, shard, M_SETTLED, layout);
 }
 
-static void ended(struct sim *sim, const struct cairn_move_action *action)
+static void ended(struct sim *sim, const struct move_action *action)
 {
     struct coordinator *c = &sim->coordinator;
     if (action->status == CAIRN_OK) {
@@ -101,13 +101,13 @@ static void ended(struct sim *sim, const struct cairn_move_action *action)
     c->next = NULL;
 }
 
-static void do_event(struct sim *sim, struct cairn_move_event *event)
+static void do_event(struct sim *sim, struct move_event *event)
 {
     struct coordinator *c = &sim->coordinator;
-    struct cairn_move_action list[CAIRN_MOVE_ACTIONS_MAX];
-    struct cairn_move_actions actions = { list, 0, CAIRN_MOVE_ACTIONS_MAX };
+    struct move_action list[CAIRN_MOVE_ACTIONS_MAX];
+    struct move_actions actions = { list, 0, CAIRN_MOVE_ACTIONS_MAX };
     event->pending = is_pending(sim);
-    cairn_move_on_event(c->move, event, &actions);
+    move_on_event(c->move, event, &actions);
     for (size_t i = 0; i < actions.count; i++) {
         sim_trace(sim, "slice", list[i].kind, list[i].layout, list[i].shard);
         switch (list[i].kind) {
@@ -135,11 +135,11 @@ static void begin(struct sim *sim, struct sim_layout *layout)
     const uint8_t gone = (uint8_t)~layout->shards;
     layout_index(sim, layout);
     sim->coordinator.next = layout;
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_BEGIN,
-                                      .layout = layout->number,
-                                      .shard_count = layout->shard_count,
-                                      .gone = &gone,
-                                      .back = layout->back };
+    struct move_event event = { .kind = CAIRN_MOVE_BEGIN,
+                                .layout = layout->number,
+                                .shard_count = layout->shard_count,
+                                .gone = &gone,
+                                .back = layout->back };
     do_event(sim, &event);
 }
 
@@ -156,12 +156,12 @@ static uint32_t dead_of(const struct sim *sim, const struct sim_layout *layout)
 static bool may_go_on(const struct sim *sim, uint32_t dead)
 {
     const struct coordinator *c = &sim->coordinator;
-    const bool decided = cairn_version_compare(cairn_round_version(c->core), c->layout->at) > 0;
+    const bool decided = cairn_version_compare(round_version(c->core), c->layout->at) > 0;
     for (uint32_t s = 0; s < sim->shard_count; s++) {
         const bool is_dead = (dead >> s & 1) != 0;
         if (!layout_has(c->layout, s)) continue;
         if (is_dead && c->layout->count[s] > 0) return false;
-        if (!is_dead && !decided && !cairn_move_has_moved(c->move, s)) return false;
+        if (!is_dead && !decided && !move_has_moved(c->move, s)) return false;
     }
     return true;
 }
@@ -225,9 +225,9 @@ static bool begin_leave(struct sim *sim)
     struct coordinator *c = &sim->coordinator;
     const uint32_t shard = sim->plan.leaves;
     if (shard == NOBODY || !layout_has(c->layout, shard)) return false;
-    const enum cairn_round_stage stage = cairn_round_stage_of(c->core);
+    const enum round_stage stage = round_stage_of(c->core);
     if (stage != CAIRN_ROUND_STEADY && stage != CAIRN_ROUND_OPEN) return true;
-    const struct cairn_version version = cairn_round_version(c->core);
+    const struct cairn_version version = round_version(c->core);
     if (layout_serves(c->layout, c->layout->after, version) == c->layout) {
         struct sim_layout *layout = layout_new(sim, c->layout);
         if (layout == NULL) return true;
@@ -257,11 +257,11 @@ static void next_slice(struct sim *sim)
 {
     struct coordinator *c = &sim->coordinator;
     if (!c->alive || sim->failed) return;
-    const enum cairn_move_stage stage = cairn_move_stage_of(c->move);
+    const enum move_stage stage = move_stage_of(c->move);
     if (stage == CAIRN_MOVE_LOST) begin_back(sim);
     if (stage != CAIRN_MOVE_REST) return;
     if (c->pin_waits) coordinator_pin(sim);
-    if (!c->alive || !sim->plan.active || cairn_round_pin_pending(c->core)) return;
+    if (!c->alive || !sim->plan.active || round_pin_pending(c->core)) return;
     if (plan_fails(sim)) {
         sim->plan.active = false;
         return;
@@ -278,19 +278,19 @@ void reshard_start(struct sim *sim)
 {
     struct coordinator *c = &sim->coordinator;
     const uint8_t gone = (uint8_t)~c->layout->shards;
-    const struct cairn_move_config config = { .shard_max = SHARDS_MAX,
-                                              .shard_count = c->layout->shard_count,
-                                              .gone = &gone,
-                                              .layout = c->layout->number,
-                                              .unsettled = c->layout->before != NULL };
-    c->move = cairn_move_init(sim->move_memory, &config);
+    const struct move_config config = { .shard_max = SHARDS_MAX,
+                                        .shard_count = c->layout->shard_count,
+                                        .gone = &gone,
+                                        .layout = c->layout->number,
+                                        .unsettled = c->layout->before != NULL };
+    c->move = move_init(sim->move_memory, &config);
     c->next = NULL;
     c->publishing = c->pin_waits = false;
 }
 
 bool reshard_under_way(const struct sim *sim)
 {
-    return cairn_move_stage_of(sim->coordinator.move) != CAIRN_MOVE_REST;
+    return move_stage_of(sim->coordinator.move) != CAIRN_MOVE_REST;
 }
 
 struct sim_layout *reshard_layout(struct sim *sim, uint64_t number)
@@ -325,7 +325,7 @@ void reshard_in_force(struct sim *sim, uint64_t number)
     for (uint32_t p = 0; p < PROCS_MAX; p++) reshard_tell_worker(sim, p);
     for (uint32_t s = 0; s < sim->shard_count; s++)
         if (layout_has(before, s) && !layout_has(c->layout, s)) to_shard(sim, s, M_LEAVE, before);
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_IN_FORCE, .layout = number };
+    struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE, .layout = number };
     do_event(sim, &event);
 }
 
@@ -352,9 +352,9 @@ void reshard_heard(struct sim *sim, uint32_t shard, const struct message *messag
 {
     const struct coordinator *c = &sim->coordinator;
     const struct sim_layout *layout = &sim->layouts[message->layout];
-    struct cairn_move_event event = { .shard = shard,
-                                      .layout = layout->number,
-                                      .status = message->status };
+    struct move_event event = { .shard = shard,
+                                .layout = layout->number,
+                                .status = message->status };
     if (message->kind == M_PUBLISHED_ANEW && layout == c->layout) published_anew(sim, shard);
     if (message->kind == M_PREPARED && layout == c->next) {
         event.kind = CAIRN_MOVE_PREPARED;
@@ -369,7 +369,7 @@ void reshard_heard(struct sim *sim, uint32_t shard, const struct message *messag
 
 void reshard_shard_down(struct sim *sim, uint32_t shard)
 {
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_SHARD_DOWN, .shard = shard };
+    struct move_event event = { .kind = CAIRN_MOVE_SHARD_DOWN, .shard = shard };
     sim->coordinator.publishing = false; // it may not have heard of it
     do_event(sim, &event);
 }
@@ -381,7 +381,7 @@ void reshard_tick(struct sim *sim)
     for (uint32_t s = 0; s < sim->shard_count; s++) {
         const bool concerns = layout_has(c->layout, s) ||
                               (c->next != NULL && layout_has(c->next, s));
-        struct cairn_move_event event = { .kind = CAIRN_MOVE_SHARD_LOST, .shard = s };
+        struct move_event event = { .kind = CAIRN_MOVE_SHARD_LOST, .shard = s };
         if (concerns && !sim->shards[s].alive && !sim->shards[s].known_up) do_event(sim, &event);
     }
     next_slice(sim);
@@ -430,7 +430,7 @@ void reshard_want(struct sim *sim)
         return;
     }
     sim->plan.canceled = true;
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_CANCEL };
+    struct move_event event = { .kind = CAIRN_MOVE_CANCEL };
     const bool goes_back = sim->coordinator.next != NULL && sim->coordinator.next->back;
     if (sim->coordinator.alive && !goes_back) do_event(sim, &event);
 }

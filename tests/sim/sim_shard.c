@@ -3,7 +3,7 @@
 
 #include "tests/sim/sim.h"
 
-static void do_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event,
+static void do_event(struct sim *sim, uint32_t shard, const struct step_event *event,
                      const struct message *message);
 
 void shard_start(struct sim *sim, uint32_t shard)
@@ -11,9 +11,8 @@ void shard_start(struct sim *sim, uint32_t shard)
     struct sim_shard *s = &sim->shards[shard];
     s->alive = true;
     s->layout = &sim->layouts[0];
-    const struct cairn_step_config config = sim_step_config(sim, s->layout, shard);
-    s->core = cairn_step_init(sim->step_memory[0][shard], &config, (struct cairn_version) { 1, 0 },
-                              NULL);
+    const struct step_config config = sim_step_config(sim, s->layout, shard);
+    s->core = step_init(sim->step_memory[0][shard], &config, (struct cairn_version) { 1, 0 }, NULL);
     take_publish(sim, shard);
     sim_at(sim, rng_exponential(&sim->schedule, 500), E_CONTROL_RECONNECT, shard, NOBODY, 0);
 }
@@ -54,7 +53,7 @@ static uint32_t chunk_count(const struct sim *sim, const struct sim_shard *s)
 
 static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
 {
-    const struct cairn_step_action *action = &s->folds[chunk];
+    const struct step_action *action = &s->folds[chunk];
     struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
     for (uint32_t i = 0; i < action->count; i++) {
         sources[i] = (struct cairn_source) { s->slots[action->slots[i]], CAIRN_F32 };
@@ -90,7 +89,7 @@ static void sum_chunk(struct sim *sim, struct sim_shard *s, uint32_t c, struct c
     sums->nonfinite += s->chunk_sums[c].nonfinite;
 }
 
-static void sum(struct sim *sim, struct sim_shard *s, struct cairn_step_sums *out)
+static void sum(struct sim *sim, struct sim_shard *s, struct step_sums *out)
 {
     struct cairn_sums sums;
     memset(&sums, 0, sizeof sums);
@@ -105,17 +104,17 @@ static bool read_scalars(struct sim *sim, const struct sim_shard *s, uint32_t ch
                          struct cairn_group_scalars *out)
 {
     const uint32_t tensor = tensor_of(chunk);
-    struct cairn_payload head;
-    if (cairn_payload_decode(s->updating.payload, s->updating.payload_bytes, &head) != CAIRN_OK ||
-        cairn_payload_group(s->updating.payload, s->updating.payload_bytes, tensor % GROUPS, out) !=
+    struct payload head;
+    if (payload_decode(s->updating.payload, s->updating.payload_bytes, &head) != CAIRN_OK ||
+        payload_group(s->updating.payload, s->updating.payload_bytes, tensor % GROUPS, out) !=
             CAIRN_OK) {
         sim_fail(sim, "the scalars of group %u are malformed", tensor % GROUPS);
         return false;
     }
-    const uint32_t c = cairn_missed_class_of(&head.missed, tensor);
+    const uint32_t c = missed_class_of(&head.missed, tensor);
     if (c == CAIRN_MISSED_NONE) return true;
-    const struct cairn_missed_class missed = cairn_missed_class_at(&head.missed, c);
-    *out = cairn_missed_scalars(&missed, out);
+    const struct missed_class missed = missed_class_at(&head.missed, c);
+    *out = missed_scalars(&missed, out);
     return (missed.flags & CAIRN_MISSED_THIS) == 0;
 }
 
@@ -144,13 +143,13 @@ static void update(struct sim *sim, struct sim_shard *s)
 /* ---- what the core says ---- */
 
 static void to_member(struct sim *sim, uint32_t shard, enum message_kind kind,
-                      const struct cairn_step_action *action)
+                      const struct step_action *action)
 {
     struct message message = peer_answer(kind, action, shard, false);
     peer_send(sim, shard, &message);
 }
 
-static void refuse(struct sim *sim, uint32_t shard, const struct cairn_step_action *action,
+static void refuse(struct sim *sim, uint32_t shard, const struct step_action *action,
                    const struct message *message)
 {
     struct message answer = peer_answer(M_REFUSE, action, shard, false);
@@ -168,14 +167,14 @@ static void put_untouched(const struct sim *sim, const struct sim_shard *s, stru
     for (uint32_t c = 0; c < chunk_count(sim, s); c++) {
         const uint32_t chunk = chunk_of(sim, s, c);
         if (!s->untouched[c]) continue;
-        message->untouched[message->untouched_count++] = (struct cairn_round_untouched) {
+        message->untouched[message->untouched_count++] = (struct round_untouched) {
             .elems = sim->scenario.elems[chunk], .tensor = tensor_of(chunk)
         };
     }
 }
 
 static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind kind,
-                           const struct cairn_step_action *action)
+                           const struct step_action *action)
 {
     struct message message = { .kind = kind,
                                .epoch = action->epoch,
@@ -208,7 +207,7 @@ static void begin_update(struct sim *sim, uint32_t shard, const struct cairn_dec
 /* A skip has no work; the oracle hears of it when the shard says that it is done. */
 static void see_skip(struct sim *sim, uint32_t shard)
 {
-    const struct cairn_decision *last = cairn_step_last(sim->shards[shard].core);
+    const struct cairn_decision *last = step_last(sim->shards[shard].core);
     const struct oracle *o = &sim->oracle;
     if (sim->shards[shard].joining) {
         sim->shards[shard].joining = false;
@@ -222,11 +221,11 @@ static void see_skip(struct sim *sim, uint32_t shard)
 }
 
 /* Into the slot's memory; or it stays where it is, and is there. */
-static void receive(struct sim *sim, uint32_t shard, const struct cairn_step_action *action,
+static void receive(struct sim *sim, uint32_t shard, const struct step_action *action,
                     const struct message *message)
 {
     struct sim_shard *s = &sim->shards[shard];
-    const struct cairn_step_config config = sim_step_config(sim, s->layout, shard);
+    const struct step_config config = sim_step_config(sim, s->layout, shard);
     struct landing *landing = &s->landing[action->slot];
     const double delay = sim->scenario.receive_delay;
     *landing = landing_of(sim, shard, chunk_of(sim, s, action->chunk), message);
@@ -239,7 +238,7 @@ static void receive(struct sim *sim, uint32_t shard, const struct cairn_step_act
            action->slot, 0);
 }
 
-static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_action *action,
+static void do_action(struct sim *sim, uint32_t shard, const struct step_action *action,
                       const struct message *message)
 {
     struct sim_shard *s = &sim->shards[shard];
@@ -289,7 +288,7 @@ static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_a
 
 /* ---- what was rare ---- */
 
-static void see_chunk(struct sim *sim, const struct cairn_step_actions *actions)
+static void see_chunk(struct sim *sim, const struct step_actions *actions)
 {
     if (actions->count == 0 || actions->list[0].kind != CAIRN_STEP_DISCARD) return;
     if (actions->count == 1) sim->seen[SEEN_duplicate_waiting]++;
@@ -297,18 +296,17 @@ static void see_chunk(struct sim *sim, const struct cairn_step_actions *actions)
         sim->seen[SEEN_duplicate_folded]++;
 }
 
-static void see_before(struct sim *sim, const struct sim_shard *s,
-                       const struct cairn_step_event *event)
+static void see_before(struct sim *sim, const struct sim_shard *s, const struct step_event *event)
 {
-    const enum cairn_step_phase phase = cairn_step_phase_of(s->core);
+    const enum cairn_step_phase phase = step_phase_of(s->core);
     if (event->kind == CAIRN_STEP_FENCE && phase == CAIRN_STEP_UPDATING)
         sim->seen[SEEN_carried_updating]++;
     if (event->kind == CAIRN_STEP_OPEN && phase == CAIRN_STEP_DRAINING)
         sim->seen[SEEN_open_pending]++;
     if (event->kind != CAIRN_STEP_MICRO_END && event->kind != CAIRN_STEP_COMMIT) return;
     if (event->round != cairn_step_round(s->core)) return;
-    struct cairn_step_waiting waiting[PROCS_MAX];
-    const size_t count = cairn_step_waiting(s->core, waiting, PROCS_MAX);
+    struct step_waiting waiting[PROCS_MAX];
+    const size_t count = step_waiting(s->core, waiting, PROCS_MAX);
     for (size_t i = 0; i < count && i < PROCS_MAX; i++) {
         if (waiting[i].member != event->member) continue;
         const bool here = waiting[i].micro == event->micro;
@@ -320,12 +318,11 @@ static void see_before(struct sim *sim, const struct sim_shard *s,
 }
 
 /* A fold of what a member of a lower rank might still have to be waited for, if it held the chunk. */
-static void see_fold(struct sim *sim, const struct sim_shard *s,
-                     const struct cairn_step_action *fold)
+static void see_fold(struct sim *sim, const struct sim_shard *s, const struct step_action *fold)
 {
     const uint32_t slot = fold->slots[0], chunk = s->landing[slot].chunk;
-    struct cairn_step_waiting waiting[PROCS_MAX];
-    const size_t count = cairn_step_waiting(s->core, waiting, PROCS_MAX);
+    struct step_waiting waiting[PROCS_MAX];
+    const size_t count = step_waiting(s->core, waiting, PROCS_MAX);
     for (size_t i = 0; i < count && waiting[i].member != s->landing[slot].member; i++) {
         if (waiting[i].ended || waiting[i].micro > s->landing[slot].micro) continue;
         if (!oracle_holds(sim, cairn_step_round(s->core), waiting[i].member, chunk))
@@ -333,11 +330,10 @@ static void see_fold(struct sim *sim, const struct sim_shard *s,
     }
 }
 
-static void see_after(struct sim *sim, const struct sim_shard *s,
-                      const struct cairn_step_event *event, enum cairn_step_phase before,
-                      const struct cairn_step_actions *actions)
+static void see_after(struct sim *sim, const struct sim_shard *s, const struct step_event *event,
+                      enum cairn_step_phase before, const struct step_actions *actions)
 {
-    const enum cairn_step_phase phase = cairn_step_phase_of(s->core);
+    const enum cairn_step_phase phase = step_phase_of(s->core);
     if (event->kind == CAIRN_STEP_CHUNK) see_chunk(sim, actions);
     for (size_t i = 0; i < actions->count; i++)
         if (actions->list[i].kind == CAIRN_STEP_FOLD) see_fold(sim, s, &actions->list[i]);
@@ -347,46 +343,45 @@ static void see_after(struct sim *sim, const struct sim_shard *s,
     if (event->kind == CAIRN_STEP_RESOLVE && before == CAIRN_STEP_REDUCED) {
         const bool kept = cairn_step_round(s->core) != 0;
         if (phase == CAIRN_STEP_UPDATING)
-            sim->seen[cairn_step_last(s->core)->kind == CAIRN_DECISION_WRITE
-                          ? SEEN_carried_write
-                          : SEEN_carried_apply]++;
+            sim->seen[step_last(s->core)->kind == CAIRN_DECISION_WRITE ? SEEN_carried_write
+                                                                       : SEEN_carried_apply]++;
         else
             sim->seen[kept ? SEEN_carried_skip : SEEN_prepared_void]++;
     }
     if (event->kind == CAIRN_STEP_PEER_UP && actions->count == 0 &&
-        phase == CAIRN_STEP_COLLECTING && cairn_step_slots_used(s->core) > 0)
+        phase == CAIRN_STEP_COLLECTING && step_slots_used(s->core) > 0)
         sim->seen[SEEN_regrant_delayed]++;
 }
 
-static void do_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event,
+static void do_event(struct sim *sim, uint32_t shard, const struct step_event *event,
                      const struct message *message)
 {
     struct sim_shard *s = &sim->shards[shard];
-    const struct cairn_step_config config = sim_step_config(sim, s->layout, shard);
-    struct cairn_step_actions actions = { sim->step_list, 0, cairn_step_actions_max(&config) };
-    const enum cairn_step_phase before = cairn_step_phase_of(s->core);
+    const struct step_config config = sim_step_config(sim, s->layout, shard);
+    struct step_actions actions = { sim->step_list, 0, step_actions_max(&config) };
+    const enum cairn_step_phase before = step_phase_of(s->core);
     see_before(sim, s, event);
-    cairn_step_on_event(s->core, event, &actions);
+    step_on_event(s->core, event, &actions);
     see_after(sim, s, event, before, &actions);
     for (size_t i = 0; i < actions.count; i++) do_action(sim, shard, &actions.list[i], message);
 }
 
 /* ---- what comes in ---- */
 
-void shard_core_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event)
+void shard_core_event(struct sim *sim, uint32_t shard, const struct step_event *event)
 {
     do_event(sim, shard, event, NULL);
 }
 
 void core_lacks(const struct cairn_step *core, bool relayed, struct message *out)
 {
-    struct cairn_step_waiting waiting[PROCS_MAX];
-    const size_t count = cairn_step_waiting(core, waiting, PROCS_MAX);
+    struct step_waiting waiting[PROCS_MAX];
+    const size_t count = step_waiting(core, waiting, PROCS_MAX);
     for (size_t i = 0; i < count; i++)
-        out->lacks[out->lack_count++] = (struct cairn_round_lack) { .member = waiting[i].member,
-                                                                    .micro = waiting[i].micro,
-                                                                    .waits = waiting[i].waits,
-                                                                    .relayed = relayed };
+        out->lacks[out->lack_count++] = (struct round_lack) { .member = waiting[i].member,
+                                                              .micro = waiting[i].micro,
+                                                              .waits = waiting[i].waits,
+                                                              .relayed = relayed };
 }
 
 static void tell_lacks(struct sim *sim, uint32_t shard, const struct message *message)
@@ -411,12 +406,12 @@ static void of_seat(struct sim *sim, uint32_t shard, const struct message *messa
 static void from_coordinator(struct sim *sim, uint32_t shard, const struct message *message)
 {
     uint8_t holds[HOLDS_MAX];
-    struct cairn_step_event event = { .epoch = message->epoch,
-                                      .round = message->round,
-                                      .version = message->version,
-                                      .decision = &message->decision,
-                                      .members = message->members,
-                                      .member_count = message->member_count };
+    struct step_event event = { .epoch = message->epoch,
+                                .round = message->round,
+                                .version = message->version,
+                                .decision = &message->decision,
+                                .members = message->members,
+                                .member_count = message->member_count };
     if (message->kind >= M_JOIN) {
         take_message(sim, shard, message);
         return;
@@ -483,7 +478,7 @@ static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
         relay_from_worker(sim, shard, in);
         return;
     }
-    struct cairn_step_event event = peer_event_of(message, in->order);
+    struct step_event event = peer_event_of(message, in->order);
     event.is_readable = message->in_place && peer_reads(sim, shard, in);
     in->message->unreadable = message->in_place && !event.is_readable;
     do_event(sim, shard, &event, message);
@@ -494,13 +489,13 @@ static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
 static void stale_fence(struct sim *sim, uint32_t shard)
 {
     struct cairn_step *core = sim->shards[shard].core;
-    const struct cairn_step_config config = sim_step_config(sim, sim->shards[shard].layout, shard);
-    struct cairn_step_actions actions = { sim->step_list, 0, cairn_step_actions_max(&config) };
-    const uint64_t epoch = cairn_step_epoch(core);
-    const struct cairn_step_event event = { .kind = CAIRN_STEP_FENCE,
-                                            .epoch = epoch - rng_below(&sim->fault, 2) };
+    const struct step_config config = sim_step_config(sim, sim->shards[shard].layout, shard);
+    struct step_actions actions = { sim->step_list, 0, step_actions_max(&config) };
+    const uint64_t epoch = step_epoch(core);
+    const struct step_event event = { .kind = CAIRN_STEP_FENCE,
+                                      .epoch = epoch - rng_below(&sim->fault, 2) };
     if (epoch == 0) return;
-    cairn_step_on_event(core, &event, &actions);
+    step_on_event(core, &event, &actions);
     const bool told = actions.count == 1 && actions.list[0].kind == CAIRN_STEP_ANSWER &&
                       actions.list[0].refused && actions.list[0].epoch == epoch;
     if (!told) sim_fail(sim, "shard %u obeyed a fence that it was past", shard);
@@ -514,13 +509,13 @@ void shard_garbage(struct sim *sim, uint32_t shard)
         stale_fence(sim, shard);
         return;
     }
-    static const enum cairn_step_event_kind kinds[] = { CAIRN_STEP_CHUNK, CAIRN_STEP_MICRO_END,
-                                                        CAIRN_STEP_COMMIT };
+    static const enum step_event_kind kinds[] = { CAIRN_STEP_CHUNK, CAIRN_STEP_MICRO_END,
+                                                  CAIRN_STEP_COMMIT };
     struct rng *rng = &sim->fault;
     const struct cairn_step *core = sim->shards[shard].core;
-    const struct cairn_step_event event = {
+    const struct step_event event = {
         .kind = kinds[rng_below(rng, 3)],
-        .epoch = cairn_step_epoch(core) + rng_below(rng, 3) - 1,
+        .epoch = step_epoch(core) + rng_below(rng, 3) - 1,
         .round = cairn_step_round(core) + (rng_chance(rng, 0.3) ? rng_below(rng, 3) - 1 : 0),
         .member = rng_below(rng, 1000) * 16 + 15, // no process has such a number
         .micro = (uint32_t)rng_below(rng, 3),
@@ -528,10 +523,10 @@ void shard_garbage(struct sim *sim, uint32_t shard)
         .sent = (uint32_t)rng_below(rng, CHUNKS_MAX),
         .weight = rng_next(rng),
     };
-    const enum cairn_step_phase phase = cairn_step_phase_of(core);
-    const uint32_t used = cairn_step_slots_used(core);
+    const enum cairn_step_phase phase = step_phase_of(core);
+    const uint32_t used = step_slots_used(core);
     do_event(sim, shard, &event, NULL);
-    if (cairn_step_phase_of(core) != phase || cairn_step_slots_used(core) != used)
+    if (step_phase_of(core) != phase || step_slots_used(core) != used)
         sim_fail(sim, "shard %u did something for a stranger", shard);
     relay_garbage(sim, shard, &event);
 }
@@ -539,7 +534,7 @@ void shard_garbage(struct sim *sim, uint32_t shard)
 static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
 {
     struct sim_shard *s = &sim->shards[shard];
-    const struct cairn_step_event event = {
+    const struct step_event event = {
         .kind = CAIRN_STEP_LANDED,
         .slot = slot,
         .status = landing_read(sim, shard, &s->landing[slot], s->slots[slot]),
@@ -550,8 +545,8 @@ static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
 static void do_shard_event(struct sim *sim, const struct event *in)
 {
     struct sim_shard *s = &sim->shards[in->a];
-    struct cairn_step_event event = { .chunk = in->b };
-    struct cairn_step_sums sums;
+    struct step_event event = { .chunk = in->b };
+    struct step_sums sums;
     switch (in->kind) {
     case E_SHARD_FROM_COORDINATOR: from_coordinator(sim, in->a, in->message); return;
     case E_SHARD_FROM_WORKER: from_worker(sim, in->a, in); return;

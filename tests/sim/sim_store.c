@@ -49,20 +49,19 @@ void store_slip(struct sim *sim)
                                 .layout = c->store.layout };
 }
 
-static struct cairn_coordinator_id id_of(const struct coordinator *c)
+static struct coordinator_id id_of(const struct coordinator *c)
 {
-    return (struct cairn_coordinator_id) { c->store.identity, c->store.incarnation,
-                                           c->incarnation };
+    return (struct coordinator_id) { c->store.identity, c->store.incarnation, c->incarnation };
 }
 
 bool store_admits(struct sim *sim, uint32_t shard)
 {
     struct coordinator *c = &sim->coordinator;
     struct sim_shard *s = &sim->shards[shard];
-    const struct cairn_coordinator_id id = id_of(c);
-    const struct cairn_marks marks = { .epoch = c->store.epoch, .round = c->store.reserved };
-    if (cairn_standing_of(&id, &s->obeyed) == CAIRN_STANDING_GOOD &&
-        cairn_marks_behind(&marks, &s->marks) == NULL) {
+    const struct coordinator_id id = id_of(c);
+    const struct marks marks = { .epoch = c->store.epoch, .round = c->store.reserved };
+    if (standing_of(&id, &s->obeyed) == CAIRN_STANDING_GOOD &&
+        marks_behind(&marks, &s->marks) == NULL) {
         if (s->obeyed.store != 0 && s->obeyed.store != id.store)
             sim_fail(sim, "shard %u obeys the coordinator of another store", shard);
         s->obeyed = id;
@@ -77,7 +76,7 @@ bool store_admits(struct sim *sim, uint32_t shard)
 
 void store_heard(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct cairn_marks *marks = &sim->shards[shard].marks;
+    struct marks *marks = &sim->shards[shard].marks;
     if (message->epoch > marks->epoch) marks->epoch = message->epoch;
     const bool tells = message->kind == M_OPEN || message->kind == M_RESOLVE;
     if (tells && message->round > marks->round) marks->round = message->round;
@@ -134,7 +133,7 @@ static void refuse(struct sim *sim)
 void store_adopts(struct sim *sim)
 {
     struct coordinator *c = &sim->coordinator;
-    struct cairn_marks all = { 0 };
+    struct marks all = { 0 };
     uint64_t incarnation = 0;
     struct sim_layout *layout = newest_layout(sim);
     if (layout == NULL) {
@@ -147,11 +146,11 @@ void store_adopts(struct sim *sim)
             sim_at(sim, rng_exponential(&sim->schedule, 5000), E_ADOPT, 0, 0, c->incarnation);
             return;
         }
-        cairn_marks_add(&all, &sim->shards[s].marks);
+        marks_add(&all, &sim->shards[s].marks);
         if (sim->shards[s].obeyed.incarnation > incarnation)
             incarnation = sim->shards[s].obeyed.incarnation;
     }
-    cairn_marks_above(&all, (incarnation + 1) * CAIRN_ROUND_BLOCK);
+    marks_above(&all, (incarnation + 1) * CAIRN_ROUND_BLOCK);
     sim->seen[SEEN_store_adopted]++;
     if (layout != sim->coordinator.layout) sim->seen[SEEN_adopted_later]++;
     coordinator_kill(sim); // all come anew, and so does whoever judges them

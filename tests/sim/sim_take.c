@@ -40,7 +40,7 @@ static void write_copy(struct sim *sim, uint32_t shard, struct cairn_version ver
 void take_publish(struct sim *sim, uint32_t shard)
 {
     const struct sim_shard *s = &sim->shards[shard];
-    const struct cairn_version version = cairn_step_version(s->core);
+    const struct cairn_version version = step_version(s->core);
     const struct sim_copy *newest = &s->copies[s->newest_copy];
     if (cairn_version_compare(newest->version, version) == 0 && newest->layout == s->layout) return;
     write_copy(sim, shard, version);
@@ -71,7 +71,7 @@ static void on_publish(struct sim *sim, uint32_t shard, const struct message *me
 {
     struct sim_shard *s = &sim->shards[shard];
     if (s->layout->id != message->layout || s->lacks != 0) return;
-    s->publish_asked = cairn_step_phase_of(s->core) == CAIRN_STEP_UPDATING;
+    s->publish_asked = step_phase_of(s->core) == CAIRN_STEP_UPDATING;
     if (s->publish_asked) return;
     keep_copy(s, &sim->layouts[message->sent]);
     take_publish(sim, shard);
@@ -112,14 +112,14 @@ void take_fetch(struct sim *sim, const struct sim_layout *layout, uint32_t chunk
 static void on_join(struct sim *sim, uint32_t shard, const struct message *message)
 {
     struct sim_shard *s = &sim->shards[shard];
-    if (s->core != NULL && cairn_step_phase_of(s->core) != CAIRN_STEP_JOINING) return;
+    if (s->core != NULL && step_phase_of(s->core) != CAIRN_STEP_JOINING) return;
     s->layout = &sim->layouts[message->layout];
     s->prepared = s->next = NULL;
     s->joining = true;
-    struct cairn_step_config config = sim_step_config(sim, s->layout, shard);
+    struct step_config config = sim_step_config(sim, s->layout, shard);
     config.joins = true;
-    s->core = cairn_step_init(sim->step_memory[s->core_place][shard], &config,
-                              (struct cairn_version) { 1, 0 }, NULL);
+    s->core = step_init(sim->step_memory[s->core_place][shard], &config,
+                        (struct cairn_version) { 1, 0 }, NULL);
     if (sim->scenario.hosts > 0) relay_start(sim, shard);
 }
 
@@ -160,7 +160,7 @@ static void take_number(struct sim *sim, uint32_t shard)
 void take_fence(struct sim *sim, uint32_t shard, const struct message *message)
 {
     struct sim_shard *s = &sim->shards[shard];
-    if (message->epoch <= cairn_step_epoch(s->core)) return; // it is refused
+    if (message->epoch <= step_epoch(s->core)) return; // it is refused
     if (message->layout == s->layout->number) {
         // What another coordinator had it prepare never came into force. This one's may.
         if (s->prepared_by != s->obeyed.process) s->prepared = NULL;
@@ -177,7 +177,7 @@ void take_fence(struct sim *sim, uint32_t shard, const struct message *message)
         return;
     }
     s->next = s->prepared;
-    const enum cairn_step_phase phase = cairn_step_phase_of(s->core);
+    const enum cairn_step_phase phase = step_phase_of(s->core);
     const bool at_rest = phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_DRAINING ||
                          phase == CAIRN_STEP_JOINING;
     if (!at_rest && !s->next->back)
@@ -196,7 +196,7 @@ void take_hold(struct sim *sim, uint32_t shard, const struct message *answer)
 static bool may_go_over(const struct sim *sim, uint32_t shard)
 {
     const struct sim_shard *s = &sim->shards[shard];
-    const enum cairn_step_phase phase = cairn_step_phase_of(s->core);
+    const enum cairn_step_phase phase = step_phase_of(s->core);
     const bool given_up = phase == CAIRN_STEP_REDUCED && s->next->back;
     return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING || given_up) &&
            relay_idle(sim, shard);
@@ -206,7 +206,7 @@ static bool may_go_over(const struct sim *sim, uint32_t shard)
 static void find_lacks(struct sim *sim, uint32_t shard)
 {
     struct sim_shard *s = &sim->shards[shard];
-    const struct cairn_version version = cairn_step_version(s->core);
+    const struct cairn_version version = step_version(s->core);
     s->lacks = 0;
     for (uint32_t i = 0; i < s->layout->count[shard]; i++) {
         const uint32_t chunk = s->layout->chunk[shard][i];
@@ -226,19 +226,19 @@ void take_advance(struct sim *sim, uint32_t shard)
 {
     struct sim_shard *s = &sim->shards[shard];
     if (s->next == NULL || !may_go_over(sim, shard)) return;
-    const struct cairn_step_config config = sim_step_config(sim, s->next, shard);
+    const struct step_config config = sim_step_config(sim, s->next, shard);
     oracle_recut(sim, shard, s->next);
     s->layout = s->next;
     if (s->prepared == s->next)
         s->prepared = NULL; // it may have prepared yet another one meanwhile
     s->next = NULL;
     s->core_place ^= 1;
-    s->core = cairn_step_init_from(sim->step_memory[s->core_place][shard], &config, s->core);
+    s->core = step_init_from(sim->step_memory[s->core_place][shard], &config, s->core);
     relay_recut(sim, shard);
     s->take_conn++;
     s->taking = s->publish_asked = false;
     find_lacks(sim, shard);
-    const struct cairn_step_event lacks = { .kind = CAIRN_STEP_LACKS_STATE };
+    const struct step_event lacks = { .kind = CAIRN_STEP_LACKS_STATE };
     if (s->lacks != 0) shard_core_event(sim, shard, &lacks);
     s->held.decision.payload = s->held.payload;
     sim_send_control(sim, &s->control, 0, E_COORDINATOR_FROM_SHARD, 0, shard, &s->held);
@@ -276,11 +276,11 @@ void take_break(struct sim *sim, uint32_t shard)
 static void whole(struct sim *sim, uint32_t shard)
 {
     struct sim_shard *s = &sim->shards[shard];
-    const struct cairn_step_event event = { .kind = CAIRN_STEP_WHOLE };
-    const bool waited = cairn_step_phase_of(s->core) == CAIRN_STEP_REDUCING;
+    const struct step_event event = { .kind = CAIRN_STEP_WHOLE };
+    const bool waited = step_phase_of(s->core) == CAIRN_STEP_REDUCING;
     say(sim, shard, M_MOVED, s->layout->id, CAIRN_OK);
     shard_core_event(sim, shard, &event);
-    if (waited && cairn_step_phase_of(s->core) == CAIRN_STEP_REDUCED) sim->seen[SEEN_taken_round]++;
+    if (waited && step_phase_of(s->core) == CAIRN_STEP_REDUCED) sim->seen[SEEN_taken_round]++;
 }
 
 /* The state of one chunk is read from whoever owned it. */
@@ -289,7 +289,7 @@ static void taken(struct sim *sim, uint32_t shard, uint32_t chunk)
     struct sim_shard *s = &sim->shards[shard];
     const uint32_t owner = s->layout->before->owner[chunk];
     const struct sim_shard *from = &sim->shards[owner];
-    const struct cairn_version version = cairn_step_version(s->core);
+    const struct cairn_version version = step_version(s->core);
     if (!from->alive || !has_bit(from->has, chunk) ||
         cairn_version_compare(from->state_at[chunk], version) != 0) {
         sim_fail(sim, "shard %u takes chunk %u at step %llu from shard %u, which has it not", shard,
@@ -359,8 +359,7 @@ static bool known_elsewhere(const struct sim *sim, uint32_t shard)
     for (uint32_t s = 0; s < sim->shard_count; s++) {
         const struct sim_shard *other = &sim->shards[s];
         if (s == shard || !other->alive || !layout_has(o->layout, s)) continue;
-        if (other->executed == o->ledger_count ||
-            cairn_step_phase_of(other->core) == CAIRN_STEP_UPDATING)
+        if (other->executed == o->ledger_count || step_phase_of(other->core) == CAIRN_STEP_UPDATING)
             return true;
     }
     return false;
@@ -369,7 +368,7 @@ static bool known_elsewhere(const struct sim *sim, uint32_t shard)
 bool take_is_fresh(const struct sim *sim, uint32_t shard)
 {
     const struct sim_shard *s = &sim->shards[shard];
-    if (s->core == NULL || cairn_step_phase_of(s->core) == CAIRN_STEP_JOINING) return true;
+    if (s->core == NULL || step_phase_of(s->core) == CAIRN_STEP_JOINING) return true;
     if (sim->oracle.settled->count[shard] > 0) return false;
     if (s->copies[0].chunks != 0 || s->copies[1].chunks != 0)
         return false; // it may serve a version

@@ -294,7 +294,7 @@ static uint32_t good_rounds(const struct oracle *o)
 
 /* A write, a skip: the version's client state stays. */
 static void put_client_state(struct sim *sim, const struct opened *round, bool applied,
-                             struct cairn_payload *head)
+                             struct payload *head)
 {
     struct oracle *o = &sim->oracle;
     if (applied) o->state_bytes = truth_state(sim, round->round, round->members[0], o->state);
@@ -314,7 +314,7 @@ static struct cairn_group_hyper hyper_of(const struct sim *sim, const struct ope
 }
 
 static void put_driven(struct sim *sim, const struct opened *round, bool applied,
-                       struct cairn_payload *head)
+                       struct payload *head)
 {
     struct oracle *o = &sim->oracle;
     if (!sim->scenario.driven) return;
@@ -327,30 +327,30 @@ static void put_driven(struct sim *sim, const struct opened *round, bool applied
 
 /* `own`: [tensors] scalars of an update, each by its own count; NULL: there is none. */
 static void put_missed(struct sim *sim, const struct cairn_group_scalars *own, uint8_t *room,
-                       struct cairn_payload *head)
+                       struct payload *head)
 {
     struct oracle *o = &sim->oracle;
-    struct cairn_missed_writer writer;
+    struct missed_writer writer;
     uint32_t updated[TENSORS_MAX]; // one of the class; NOBODY: none is
-    cairn_missed_begin(&writer, room, sim->scenario.tensor_count);
+    missed_begin(&writer, room, sim->scenario.tensor_count);
     for (uint32_t t = 0; t < sim->scenario.tensor_count; t++) {
         const bool passed = own != NULL && passes_by(sim, t);
         const uint32_t before = writer.class_count;
         o->missed[t] += passed;
-        cairn_missed_put(&writer, t, o->missed[t], t % GROUPS, passed);
+        missed_put(&writer, t, o->missed[t], t % GROUPS, passed);
         if (writer.class_count > before) updated[before] = own != NULL && !passed ? t : NOBODY;
         if (passed) sim->seen[SEEN_left_alone]++;
         if (own != NULL && !passed && o->missed[t] > 0) sim->seen[SEEN_own_count]++;
     }
     for (uint32_t c = 0; c < writer.class_count; c++)
-        if (updated[c] != NOBODY) cairn_missed_set(&writer, c, &own[updated[c]]);
-    head->missed = cairn_missed_end(&writer);
+        if (updated[c] != NOBODY) missed_set(&writer, c, &own[updated[c]]);
+    head->missed = missed_end(&writer);
 }
 
 static void write_state(struct sim *sim, const struct opened *round, struct ledger_entry *entry)
 {
     struct oracle *o = &sim->oracle;
-    struct cairn_payload head = {
+    struct payload head = {
         .clip_scale = 1, .loss_scale = o->loss_scale, .good_rounds = good_rounds(o), .finite = true
     };
     end_row(o);
@@ -364,7 +364,7 @@ static void write_state(struct sim *sim, const struct opened *round, struct ledg
     o->generation++;
     sim->seen[SEEN_written]++;
     entry->kind = CAIRN_DECISION_WRITE;
-    entry->payload_bytes = cairn_payload_encode(&head, NULL, entry->payload);
+    entry->payload_bytes = payload_encode(&head, NULL, entry->payload);
 }
 
 static void update_state(struct sim *sim, const struct opened *round, struct ledger_entry *entry)
@@ -376,12 +376,12 @@ static void update_state(struct sim *sim, const struct opened *round, struct led
     struct cairn_update_norm norm = { .grad_norm = (double)NAN, .clip_scale = 1 };
     const bool apply = sums.nonfinite == 0 && weight > 0;
     entry->uncounted = sums.nonfinite == 0 && weight == 0;
-    struct cairn_payload head = { .clip_scale = 1,
-                                  .grad_norm = (double)NAN,
-                                  .lr = hyper_of(sim, round, 0).lr,
-                                  .fail = sums.nonfinite > 0 && sim->scenario.fail_nonfinite,
-                                  .finite = sums.nonfinite == 0,
-                                  .group_count = apply ? GROUPS : 0 };
+    struct payload head = { .clip_scale = 1,
+                            .grad_norm = (double)NAN,
+                            .lr = hyper_of(sim, round, 0).lr,
+                            .fail = sums.nonfinite > 0 && sim->scenario.fail_nonfinite,
+                            .finite = sums.nonfinite == 0,
+                            .group_count = apply ? GROUPS : 0 };
     struct cairn_group_scalars scalars[GROUPS], own[TENSORS_MAX];
     if (apply) {
         cairn_status status = cairn_update_norm_of(&sums.sum_squares, weight, o->loss_scale,
@@ -419,7 +419,7 @@ static void update_state(struct sim *sim, const struct opened *round, struct led
     put_driven(sim, round, apply, &head);
     uint8_t room[CAIRN_MISSED_BYTES(TENSORS_MAX)];
     put_missed(sim, apply ? own : NULL, room, &head);
-    entry->payload_bytes = cairn_payload_encode(&head, scalars, entry->payload);
+    entry->payload_bytes = payload_encode(&head, scalars, entry->payload);
 }
 
 void truth_next(struct sim *sim, const struct opened *round, struct ledger_entry *entry)

@@ -3,7 +3,7 @@
 #include "server/core/standing.h"
 #include "tests/sim/sim.h"
 
-static const struct cairn_seat_part part = { .job = 1, .generation = 1, .layout_hash = 1 };
+static const struct seat_part part = { .job = 1, .generation = 1, .layout_hash = 1 };
 
 /* ---- the second process ---- */
 
@@ -70,9 +70,9 @@ static void tell(struct sim *sim, uint32_t shard, enum sitter who, enum message_
     sim_send_control(sim, link_of(sim, shard, who), 1, event, shard, 0, &message);
 }
 
-static void core_hears(struct sim *sim, uint32_t shard, enum cairn_round_event_kind kind)
+static void core_hears(struct sim *sim, uint32_t shard, enum round_event_kind kind)
 {
-    struct cairn_round_event event = { .kind = kind, .shard = shard };
+    struct round_event event = { .kind = kind, .shard = shard };
     reshard_shard_down(sim, shard); // what was sent to it before may be lost
     sim->shards[shard].known_up = kind == CAIRN_ROUND_SHARD_UP;
     coordinator_core_event(sim, &event);
@@ -102,7 +102,7 @@ static void take_seat(struct sim *sim, uint32_t shard, enum sitter who, bool end
     make_room(sim, shard, who, ends);
     *seat = (struct seat) { .sitter = who, .conn = link_of(sim, shard, who)->id };
     if (who == THE_TWIN) sim->seen[SEEN_twin_sat]++;
-    if (!sim->coordinator.alive || !cairn_seat_has(&part, &part, held_count)) return;
+    if (!sim->coordinator.alive || !seat_has(&part, &part, held_count)) return;
     if (who == THE_TWIN) sim_fail(sim, "an empty process counts as shard %u", shard);
     const struct message leave = { .kind = M_LEAVE };
     if (!store_admits(sim, shard)) return;
@@ -129,7 +129,7 @@ void seat_hello(struct sim *sim, uint32_t shard, enum sitter who)
                                             .newcomer_holds = who == THE_SHARD,
                                             .sitter_holds = seat->sitter == THE_SHARD,
                                             .probe = seat->probe };
-    const enum cairn_seat_verdict verdict = cairn_seat_judge(&claim);
+    const enum seat_verdict verdict = seat_judge(&claim);
     if (verdict == CAIRN_SEAT_TAKES || verdict == CAIRN_SEAT_RELIEVES) {
         take_seat(sim, shard, who, verdict == CAIRN_SEAT_RELIEVES);
         return;

@@ -14,9 +14,9 @@
 
 /* ---- configurations ---- */
 
-struct cairn_round_config sim_round_config(const struct sim *sim)
+struct round_config sim_round_config(const struct sim *sim)
 {
-    return (struct cairn_round_config) {
+    return (struct round_config) {
         .shard_count = sim->scenario.shards,
         .member_max = PROCS_MAX,
         .contributors_max = sim->scenario.batch,
@@ -43,17 +43,17 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
     };
 }
 
-struct cairn_step_config sim_step_config(const struct sim *sim, const struct sim_layout *layout,
-                                         uint32_t shard)
+struct step_config sim_step_config(const struct sim *sim, const struct sim_layout *layout,
+                                   uint32_t shard)
 {
-    return (struct cairn_step_config) { .chunk_count = layout->count[shard],
-                                        .window = sim->scenario.window + sim->scenario.small +
-                                                  sim->scenario.in_place,
-                                        .small = sim->scenario.small,
-                                        .in_place = sim->scenario.in_place,
-                                        .member_max = PROCS_MAX,
-                                        .payload_bytes_max = PAYLOAD_MAX,
-                                        .folds_wanted = sim->scenario.folds_wanted };
+    return (struct step_config) { .chunk_count = layout->count[shard],
+                                  .window = sim->scenario.window + sim->scenario.small +
+                                            sim->scenario.in_place,
+                                  .small = sim->scenario.small,
+                                  .in_place = sim->scenario.in_place,
+                                  .member_max = PROCS_MAX,
+                                  .payload_bytes_max = PAYLOAD_MAX,
+                                  .folds_wanted = sim->scenario.folds_wanted };
 }
 
 struct cairn_push_config sim_push_config(const struct sim *sim)
@@ -91,7 +91,7 @@ static void draw_tensors(struct sim *sim)
     sc->leaves_untouched = rng_chance(&rng, 0.5);
     sc->tensor_count = tensor_of(sc->chunks - 1) + 1;
     for (uint32_t t = 0; t < sc->tensor_count; t++)
-        sc->tensors[t] = (struct cairn_round_tensor) { .group = t % GROUPS };
+        sc->tensors[t] = (struct round_tensor) { .group = t % GROUPS };
     for (uint32_t c = 0; c < sc->chunks; c++) sc->tensors[tensor_of(c)].elems += sc->elems[c];
 }
 
@@ -290,24 +290,24 @@ struct sim *sim_open(void)
     sim->scenario.client_state_max = STATE_MAX;
     sim->scenario.tensor_count = TENSORS_MAX;
     struct sim_layout layout = { .count = { CHUNKS_MAX } };
-    const struct cairn_round_config round = sim_round_config(sim);
-    const struct cairn_step_config step = sim_step_config(sim, &layout, 0);
+    const struct round_config round = sim_round_config(sim);
+    const struct step_config step = sim_step_config(sim, &layout, 0);
     const struct cairn_push_config push = sim_push_config(sim);
-    sim->round_memory = reserve(cairn_round_bytes(&round));
-    sim->round_list = reserve(cairn_round_actions_max(&round) * sizeof *sim->round_list);
+    sim->round_memory = reserve(round_bytes(&round));
+    sim->round_list = reserve(round_actions_max(&round) * sizeof *sim->round_list);
     for (uint32_t s = 0; s < 2 * SHARDS_MAX; s++)
-        sim->step_memory[s / SHARDS_MAX][s % SHARDS_MAX] = reserve(cairn_step_bytes(&step));
-    const struct cairn_move_config move = { .shard_max = SHARDS_MAX, .shard_count = SHARDS_MAX };
-    sim->move_memory = reserve(cairn_move_bytes(&move));
+        sim->step_memory[s / SHARDS_MAX][s % SHARDS_MAX] = reserve(step_bytes(&step));
+    const struct move_config move = { .shard_max = SHARDS_MAX, .shard_count = SHARDS_MAX };
+    sim->move_memory = reserve(move_bytes(&move));
     const struct cairn_push_config relay_push = sim_relay_push_config();
     for (uint32_t i = 0; i < SHARDS_MAX * SHARDS_MAX; i++) {
         const uint32_t shard = i / SHARDS_MAX, owner = i % SHARDS_MAX;
-        sim->relay_step_memory[0][shard][owner] = reserve(cairn_step_bytes(&step));
-        sim->relay_step_memory[1][shard][owner] = reserve(cairn_step_bytes(&step));
+        sim->relay_step_memory[0][shard][owner] = reserve(step_bytes(&step));
+        sim->relay_step_memory[1][shard][owner] = reserve(step_bytes(&step));
         sim->relay_push_memory[i / SHARDS_MAX][i % SHARDS_MAX] = reserve(
             cairn_push_bytes(&relay_push));
     }
-    sim->step_list = reserve(cairn_step_actions_max(&step) * sizeof *sim->step_list);
+    sim->step_list = reserve(step_actions_max(&step) * sizeof *sim->step_list);
     for (uint32_t p = 0; p < PROCS_MAX; p++) sim->push_memory[p] = reserve(cairn_push_bytes(&push));
     sim->push_list = reserve(cairn_push_actions_max(&push) * sizeof *sim->push_list);
     return sim;
@@ -474,7 +474,7 @@ static void dispatch(struct sim *sim, const struct event *event)
     }
 }
 
-static const char *stage_name(enum cairn_round_stage stage)
+static const char *stage_name(enum round_stage stage)
 {
     static const char *const names[] = {
         [CAIRN_ROUND_WAITING] = "waiting",     [CAIRN_ROUND_FENCING] = "fencing",
@@ -489,10 +489,10 @@ static void say_stuck(struct sim *sim)
 {
     struct cairn_sentence waiting;
     cairn_sentence_set(&waiting, "%s", "a coordinator");
-    if (sim->coordinator.alive) cairn_round_waiting(sim->coordinator.core, NULL, &waiting);
+    if (sim->coordinator.alive) round_waiting(sim->coordinator.core, NULL, &waiting);
     sim_fail(sim, "no %d steps within %d s after the faults stopped: waits for %s (stage %s)",
              HEALTHY, (int)(LIMIT / MS(1000)), waiting.text,
-             stage_name(cairn_round_stage_of(sim->coordinator.core)));
+             stage_name(round_stage_of(sim->coordinator.core)));
 }
 
 /* Every shard has done all that was decided, and enough steps were made since the faults stopped; or nothing

@@ -13,7 +13,7 @@ struct ledger_entry {
     uint64_t incarnation, lives; /* of the coordinator, of all members, when it was decided */
     bool uncounted;              /* a skip because the weights add up to 0 */
     uint64_t round;
-    enum cairn_decision_kind kind;
+    enum decision_kind kind;
     struct cairn_version after;
     uint8_t payload[PAYLOAD_MAX];
     size_t payload_bytes;
@@ -36,7 +36,7 @@ struct oracle {
     uint32_t opened_count;
     uint64_t step, generation;
     double loss_scale;
-    struct cairn_skips skips;
+    struct skips skips;
     uint8_t state[STATE_MAX]; /* of the trainer, at the step */
     size_t state_bytes;
     double driven[GROUPS];        /* of driven groups, at the step */
@@ -93,13 +93,13 @@ void oracle_recut(struct sim *sim, uint32_t shard, const struct sim_layout *layo
 void oracle_slipped(struct sim *sim);
 /* A shard that joins has what was decided last. */
 void oracle_joins(struct sim *sim, uint32_t shard, const struct cairn_decision *last);
-void oracle_opened(struct sim *sim, const struct cairn_round_action *open);
+void oracle_opened(struct sim *sim, const struct round_action *open);
 /* A shard begins to do as the decision says. */
 void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decision *decision);
 /* A shard has done so: every bit of its state. */
 void oracle_compare(struct sim *sim, uint32_t shard);
 void oracle_result(struct sim *sim, const struct message *result);
-void oracle_told_worker(struct sim *sim, const struct cairn_round_action *opened);
+void oracle_told_worker(struct sim *sim, const struct round_action *opened);
 /* A shard has the pin: the version must be the one of the cut. */
 void oracle_pinned(struct sim *sim, uint32_t shard, const struct message *pin);
 

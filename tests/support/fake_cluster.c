@@ -30,10 +30,9 @@ void fake_coordinator_start(struct fake_cluster *fake)
 {
     struct cairn_sentence why = { "" };
     fake->options.network.listen = fake->listen;
-    const cairn_status status = cairn_cluster_open(&fake->options, &fake->loop, &fake->cluster,
-                                                   &why);
+    const cairn_status status = coord_open(&fake->options, &fake->loop, &fake->cluster, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
-    snprintf(fake->listen, sizeof fake->listen, "%s", cairn_cluster_address(fake->cluster));
+    snprintf(fake->listen, sizeof fake->listen, "%s", coord_address(fake->cluster));
 }
 
 static void on_closed(void *context)
@@ -43,7 +42,7 @@ static void on_closed(void *context)
 
 void fake_coordinator_stop(struct fake_cluster *fake)
 {
-    cairn_cluster_close(fake->cluster, on_closed, fake);
+    coord_close(fake->cluster, on_closed, fake);
     while (fake->cluster != NULL) uv_run(&fake->loop, UV_RUN_ONCE);
 }
 
@@ -62,13 +61,13 @@ void fake_open(struct fake_cluster *fake, uint32_t shards)
 {
     memset(fake, 0, sizeof *fake);
     signal(SIGPIPE, SIG_IGN); // as a daemon does: peers close connections that it still writes to
-    cairn_log_init("test", CAIRN_LOG_ERROR);
+    log_init("test", CAIRN_LOG_ERROR);
     cairn_scratch_make_quick(fake->folder);
     snprintf(fake->store, sizeof fake->store, "%s/store", fake->folder);
     snprintf(fake->snapshots, sizeof fake->snapshots, "%s/snapshots", fake->folder);
     snprintf(fake->listen, sizeof fake->listen, "127.0.0.1:0");
     uv_loop_init(&fake->loop);
-    fake->options = (struct cairn_cluster_options) {
+    fake->options = (struct coord_options) {
         .name = (char *)(uintptr_t) "test",
         .shards = shards,
         .store_path = fake->store,
@@ -301,7 +300,7 @@ void fake_shards_up(struct fake_cluster *fake, uint32_t count)
 
 static bool is_seated(const struct fake_cluster *fake, const char *name)
 {
-    const struct cairn_cluster_seat *seat = cairn_cluster_seat_find(fake->cluster, name);
+    const struct coord_seat *seat = coord_seat_find(fake->cluster, name);
     return seat != NULL && seat->session != NULL;
 }
 
@@ -597,7 +596,7 @@ void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors
 
 void fake_layout_number(struct fake_cluster *fake, const char *name, uint64_t number)
 {
-    struct cairn_cluster_job *job = cairn_cluster_job_find(fake->cluster, name);
+    struct coord_job *job = coord_job_find(fake->cluster, name);
     job->layout->version = job->core->config.layout = number;
     CAIRN_EACH_SHARD (job, i) fake->shards[i].layout->version = number;
 }

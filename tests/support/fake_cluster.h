@@ -164,8 +164,8 @@ struct fake_shard {
 
 struct fake_cluster {
     uv_loop_t loop;
-    struct cairn_cluster_options options;
-    struct cairn_cluster *cluster; /* NULL while it is closed */
+    struct coord_options options;
+    struct coord *cluster; /* NULL while it is closed */
     char folder[CAIRN_SCRATCH_BYTES];
     char store[96], snapshots[96], listen[32];
     struct fake_shard *shards; /* owned: [shard_count] */

@@ -65,7 +65,7 @@ static void keep(struct fake_shard *shard, const Cairn__Decision *decision)
     if (decision->payload.len > 0) {
         memcpy(shard->payload, decision->payload.data, decision->payload.len);
     }
-    shard->last = (struct cairn_decision) { (enum cairn_decision_kind)decision->kind,
+    shard->last = (struct cairn_decision) { (enum decision_kind)decision->kind,
                                             decision->round,
                                             { decision->generation, decision->step },
                                             shard->payload,
@@ -308,7 +308,7 @@ static void on_fence(struct fake_shard *shard, const Cairn__Fence *fence)
     Cairn__Decision last;
     shard->epoch = fence->epoch;
     fake_move_fence(shard, fence->layout);
-    cairn_cluster_decision_to_message(&shard->last, &last);
+    coord_decision_to_message(&shard->last, &last);
     answer.job = shard->job;
     answer.epoch = shard->epoch;
     answer.phase = shard->reduced ? CAIRN_STEP_REDUCED

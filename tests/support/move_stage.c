@@ -30,9 +30,9 @@ static void turn_all(void)
     for (uint32_t i = 0; i < stage.count; i++) uv_run(&stage.shard[i].loop, UV_RUN_NOWAIT);
 }
 
-struct cairn_shard_job *stage_job(uint32_t shard)
+struct shard_job *stage_job(uint32_t shard)
 {
-    return cairn_shard_job_find(stage.shard[shard].shard, SCENE_JOB);
+    return shard_job_find(stage.shard[shard].shard, SCENE_JOB);
 }
 
 /* ---- layouts ---- */
@@ -424,26 +424,24 @@ static uint64_t model_elem(uint32_t tensor, uint64_t first_leaf)
 
 bool stage_is_on_host(uint32_t shard)
 {
-    return cairn_compute_is_host(stage_job(shard)->compute);
+    return compute_is_host(stage_job(shard)->compute);
 }
 
-const void *stage_extent(const struct cairn_shard_job *job, enum cairn_plane plane, size_t number)
+const void *stage_extent(const struct shard_job *job, enum cairn_plane plane, size_t number)
 {
     static uint8_t *copy;
     const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
-    const size_t bytes = (size_t)cairn_form_bytes(&job->view->forms[number], plane,
-                                                  extent->elem_count);
-    struct cairn_works *works = cairn_compute_loop(job->compute);
+    const size_t bytes = (size_t)form_bytes(&job->view->forms[number], plane, extent->elem_count);
+    struct works *works = compute_loop(job->compute);
     struct cairn_sentence why;
     copy = realloc(copy, bytes + 1);
     ck_assert_ptr_nonnull(copy);
-    cairn_works_copy(works, copy, cairn_planes_at(&job->planes, plane, number, extent->local_elem),
-                     bytes);
-    ck_assert_int_eq(cairn_works_run(works, &why), CAIRN_OK);
+    works_copy(works, copy, planes_at(&job->planes, plane, number, extent->local_elem), bytes);
+    ck_assert_int_eq(works_run(works, &why), CAIRN_OK);
     return copy;
 }
 
-static void check_extent(const struct cairn_shard_job *job, size_t number)
+static void check_extent(const struct shard_job *job, size_t number)
 {
     static const enum cairn_plane planes[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
                                                CAIRN_PLANE_EXP_AVG_SQ };
@@ -465,7 +463,7 @@ void stage_check(void)
 {
     uint64_t elems = 0;
     for (uint32_t s = 0; s < stage.count; s++) {
-        const struct cairn_shard_job *job = stage_job(s);
+        const struct shard_job *job = stage_job(s);
         for (size_t i = 0; i < job->view->table.map.extent_count; i++) check_extent(job, i);
         elems += job->view->table.map.elem_count;
     }

@@ -80,10 +80,10 @@ void stage_round(void);
 void stage_skip(void);
 
 /* ---- what there is ---- */
-struct cairn_shard_job *stage_job(uint32_t shard);
+struct shard_job *stage_job(uint32_t shard);
 bool stage_is_on_host(uint32_t shard);
 /* What a plane has of an extent, copied out of its home; until the next call. */
-const void *stage_extent(const struct cairn_shard_job *job, enum cairn_plane plane, size_t number);
+const void *stage_extent(const struct shard_job *job, enum cairn_plane plane, size_t number);
 /* All state that the shards own by their views is the model's, in each plane. */
 void stage_check(void);
 /* Fetches all chunks of the version by that layout, and compares them with the wire of `then`. */

@@ -48,7 +48,7 @@ void expect_state(const char *state)
 
 static uv_sem_t disk;
 
-static void on_disk(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void on_disk(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)task;
     (void)item;
@@ -56,17 +56,17 @@ static void on_disk(struct cairn_task *task, uint32_t item, uint32_t thread)
     uv_sem_wait(&disk);
 }
 
-static void on_disk_done(struct cairn_task *task)
+static void on_disk_done(struct task *task)
 {
     (void)task;
 }
 
 void hold_disk(void)
 {
-    static struct cairn_task task;
-    task = (struct cairn_task) { .run = on_disk, .done = on_disk_done, .item_count = 1 };
+    static struct task task;
+    task = (struct task) { .run = on_disk, .done = on_disk_done, .item_count = 1 };
     ck_assert_int_eq(uv_sem_init(&disk, 0), 0);
-    cairn_pool_submit(toy()->cluster->saves.pool, &task);
+    pool_submit(toy()->cluster->saves.pool, &task);
 }
 
 void release_disk(void)

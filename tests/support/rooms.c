@@ -10,9 +10,8 @@
 static void on_stop(uv_async_t *stop)
 {
     struct rooms *rooms = stop->data;
-    for (uint32_t i = 0; i < rooms->shard_count; i++)
-        cairn_shard_close(rooms->shards[i], NULL, NULL);
-    cairn_cluster_close(rooms->cluster, NULL, NULL);
+    for (uint32_t i = 0; i < rooms->shard_count; i++) shard_close(rooms->shards[i], NULL, NULL);
+    coord_close(rooms->cluster, NULL, NULL);
     uv_close((uv_handle_t *)stop, NULL);
 }
 
@@ -28,18 +27,17 @@ static void open_shard(struct rooms *rooms, uint32_t shard)
     char name[32];
     struct cairn_sentence why;
     snprintf(name, sizeof name, "shard-%u", shard);
-    const struct cairn_shard_options options = { .name = name,
-                                                 .coordinator = rooms->address,
-                                                 .memory_bytes = 256 << 20,
-                                                 .memory_lock = rooms->folder,
-                                                 .compute_threads = rooms->compute_threads,
-                                                 .backend = cairn_test_backend(),
-                                                 .fabric_kind = "mem",
-                                                 .hub = rooms->hub,
-                                                 .on_ready = on_ready,
-                                                 .context = rooms };
-    const cairn_status status = cairn_shard_open(&rooms->loop, &options, &rooms->shards[shard],
-                                                 &why);
+    const struct shard_options options = { .name = name,
+                                           .coordinator = rooms->address,
+                                           .memory_bytes = 256 << 20,
+                                           .memory_lock = rooms->folder,
+                                           .compute_threads = rooms->compute_threads,
+                                           .backend = cairn_test_backend(),
+                                           .fabric_kind = "mem",
+                                           .hub = rooms->hub,
+                                           .on_ready = on_ready,
+                                           .context = rooms };
+    const cairn_status status = shard_open(&rooms->loop, &options, &rooms->shards[shard], &why);
     ck_assert_msg(status == CAIRN_OK, "%s", why.text);
 }
 
@@ -50,9 +48,9 @@ static void *rooms_thread(void *arg)
     return NULL;
 }
 
-static struct cairn_cluster_options options_of(struct rooms *rooms)
+static struct coord_options options_of(struct rooms *rooms)
 {
-    return (struct cairn_cluster_options) {
+    return (struct coord_options) {
         .name = (char *)(uintptr_t) "rooms",
         .shards = rooms->shard_count,
         .store_path = rooms->store,
@@ -78,7 +76,7 @@ static void open_inside(struct rooms *rooms, uint32_t shard_count, uint32_t work
     rooms->shard_count = shard_count;
     rooms->compute_threads = 1;
     rooms->workers_max = workers_max;
-    cairn_log_init("rooms", CAIRN_LOG_ERROR);
+    log_init("rooms", CAIRN_LOG_ERROR);
     cairn_scratch_make_quick(rooms->folder);
     snprintf(rooms->store, sizeof rooms->store, "%s/store", rooms->folder);
     snprintf(rooms->snapshots, sizeof rooms->snapshots, "%s/snapshots", rooms->folder);
@@ -88,10 +86,9 @@ static void open_inside(struct rooms *rooms, uint32_t shard_count, uint32_t work
     ck_assert_int_eq(uv_loop_init(&rooms->loop), 0);
     ck_assert_int_eq(uv_async_init(&rooms->loop, &rooms->stop, on_stop), 0);
     rooms->stop.data = rooms;
-    ck_assert_msg(cairn_cluster_open(&rooms->options, &rooms->loop, &rooms->cluster, &why) ==
-                      CAIRN_OK,
+    ck_assert_msg(coord_open(&rooms->options, &rooms->loop, &rooms->cluster, &why) == CAIRN_OK,
                   "%s", why.text);
-    snprintf(rooms->address, sizeof rooms->address, "%s", cairn_cluster_address(rooms->cluster));
+    snprintf(rooms->address, sizeof rooms->address, "%s", coord_address(rooms->cluster));
     for (uint32_t i = 0; i < shard_count; i++) open_shard(rooms, i);
     ck_assert_int_eq(pthread_create(&rooms->thread, NULL, rooms_thread, rooms), 0);
     struct timespec deadline;

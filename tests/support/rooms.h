@@ -25,8 +25,8 @@ struct rooms {
     sem_t ready;
     uv_loop_t loop;
     uv_async_t stop;
-    struct cairn_cluster_options options;
-    struct cairn_cluster *cluster;
+    struct coord_options options;
+    struct coord *cluster;
     struct cairn_shard *shards[ROOMS_SHARDS_MAX];
     uint32_t shards_ready;
 };

@@ -279,11 +279,11 @@ static void make_scalars(const struct scene *scene, const struct cairn_sums *sum
 void model_say_apply(struct scene *scene, uint64_t round, uint64_t step, uint16_t type,
                      const struct cairn_group_scalars scalars[2])
 {
-    const struct cairn_payload head = {
+    const struct payload head = {
         .clip_scale = 1, .lr = 1e-3, .loss_scale = 1, .finite = true, .group_count = 2
     };
     uint8_t payload[CAIRN_PAYLOAD_BYTES(2)];
-    cairn_payload_encode(&head, scalars, payload);
+    payload_encode(&head, scalars, payload);
     Cairn__Decision apply = CAIRN__DECISION__INIT;
     apply.kind = CAIRN_DECISION_APPLY;
     apply.round = round;

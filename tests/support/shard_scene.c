@@ -46,7 +46,7 @@ static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, v
     struct scene *scene = context;
     keep_frame(scene, frame);
     if (frame->type != CAIRN_MSG_HELLO) return;
-    cairn_peer_admit(peer);
+    peer_admit(peer);
     scene->session = peer;
     scene->hellos++;
     Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
@@ -338,7 +338,7 @@ float scene_initial(uint32_t tensor, uint64_t elem)
     return (float)((elem * 2654435761u + tensor * 97u) % 2001u) / 1000.0f - 1.0f;
 }
 
-void *scene_lose_pages(const struct cairn_arena *arena)
+void *scene_lose_pages(const struct arena *arena)
 {
     const int fd = memfd_create("of no pages", MFD_CLOEXEC);
     void *kept = cairn_pages_reserve(arena->bytes);
@@ -350,13 +350,13 @@ void *scene_lose_pages(const struct cairn_arena *arena)
     return kept;
 }
 
-void scene_find_pages(const struct cairn_arena *arena, void *kept)
+void scene_find_pages(const struct arena *arena, void *kept)
 {
     ck_assert(cairn_pages_double(arena->base, kept, arena->bytes));
     munmap(kept, arena->bytes);
 }
 
-const void *scene_plane(const struct cairn_shard_job *job, enum cairn_plane plane)
+const void *scene_plane(const struct shard_job *job, enum cairn_plane plane)
 {
     static uint8_t *copies[CAIRN_PLANES];
     struct cairn_sentence why;
@@ -365,20 +365,20 @@ const void *scene_plane(const struct cairn_shard_job *job, enum cairn_plane plan
     ck_assert_ptr_nonnull(copy);
     copies[plane] = copy;
     memset(copy, 0, map->elem_count * sizeof(float));
-    struct cairn_works *works = cairn_compute_loop(job->compute);
+    struct works *works = compute_loop(job->compute);
     for (uint64_t c = 0; c < map->chunk_count; c++) {
         const struct cairn_chunk_place place = cairn_shard_map_chunk(map, c);
         const uint32_t extent = job->view->table.extent_of[c];
-        const void *at = cairn_planes_at(&job->planes, plane, extent, place.local_elem);
+        const void *at = planes_at(&job->planes, plane, extent, place.local_elem);
         const struct cairn_form *form = &job->view->forms[extent];
         const uint64_t first = map->extents[extent].local_elem;
         if (at != NULL)
-            cairn_works_copy(works,
-                             copy + first * sizeof(float) +
-                                 cairn_form_bytes(form, plane, place.local_elem - first),
-                             at, (size_t)cairn_form_bytes(form, plane, place.elem_count));
+            works_copy(works,
+                       copy + first * sizeof(float) +
+                           form_bytes(form, plane, place.local_elem - first),
+                       at, (size_t)form_bytes(form, plane, place.elem_count));
     }
-    ck_assert_int_eq(cairn_works_run(works, &why), CAIRN_OK);
+    ck_assert_int_eq(works_run(works, &why), CAIRN_OK);
     return copy;
 }
 
@@ -528,10 +528,10 @@ static void open_worker(struct scene *scene, const char *kind)
     connect_shard(scene);
 }
 
-static void open_scene(struct scene *scene, const char *kind, const struct cairn_shard_options *as)
+static void open_scene(struct scene *scene, const char *kind, const struct shard_options *as)
 {
     struct cairn_sentence why;
-    cairn_log_init("test", CAIRN_LOG_ERROR);
+    log_init("test", CAIRN_LOG_ERROR);
     uv_loop_init(&scene->loop);
     uv_timer_init(&scene->loop, &scene->deadline);
     scene->notes = calloc(4096, sizeof *scene->notes);
@@ -539,20 +539,20 @@ static void open_scene(struct scene *scene, const char *kind, const struct cairn
         const struct cairn_fabric_mem_options mem = { .seed = 7, .delay_max_ticks = 4 };
         ck_assert_int_eq(cairn_fabric_mem_hub_open(&mem, &scene->hub), CAIRN_OK);
     }
-    const struct cairn_listener_options listen = {
+    const struct listener_options listen = {
         .listen = (char *)"127.0.0.1:0",
         .connections_max = 8,
         .half_open_max = 4,
         .hello_timeout_ms = 5000,
         .send_queue_bytes = 8 << 20,
     };
-    const struct cairn_listener_events events = { on_frame, on_gone };
-    ck_assert_msg(cairn_listener_open(&scene->loop, &listen, CAIRN_MSG_HELLO, CAIRN_MSG_MAX,
-                                      &events, scene, &scene->listener, &why) == CAIRN_OK,
+    const struct listener_events events = { on_frame, on_gone };
+    ck_assert_msg(listener_open(&scene->loop, &listen, CAIRN_MSG_HELLO, CAIRN_MSG_MAX, &events,
+                                scene, &scene->listener, &why) == CAIRN_OK,
                   "%s", why.text);
     snprintf(scene->coordinator, sizeof scene->coordinator, "%s",
-             cairn_listener_address(scene->listener));
-    struct cairn_shard_options options = *as;
+             listener_address(scene->listener));
+    struct shard_options options = *as;
     char name[12];
     snprintf(name, sizeof name, "s%u", scene->index);
     options.name = name;
@@ -560,7 +560,7 @@ static void open_scene(struct scene *scene, const char *kind, const struct cairn
     options.coordinator = scene->coordinator;
     options.fabric_kind = kind;
     options.hub = scene->hub;
-    ck_assert_msg(cairn_shard_open(&scene->loop, &options, &scene->shard, &why) == CAIRN_OK, "%s",
+    ck_assert_msg(shard_open(&scene->loop, &options, &scene->shard, &why) == CAIRN_OK, "%s",
                   why.text);
     make_spec(&scene->spec);
     make_layout(scene);
@@ -570,7 +570,7 @@ static void open_scene(struct scene *scene, const char *kind, const struct cairn
 
 void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_t limit_bytes)
 {
-    const struct cairn_shard_options options = {
+    const struct shard_options options = {
         .memory_bytes = limit_bytes != 0 ? limit_bytes : (uint64_t)1 << 30,
         .compute_threads = threads,
         .memory_lock = "/proc/self", // other tests have theirs
@@ -581,9 +581,9 @@ void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_
 
 void scene_open_beside(struct scene *scene, const struct scene *first, uint32_t index)
 {
-    const struct cairn_shard_options options = { .memory_bytes = (uint64_t)1 << 30,
-                                                 .compute_threads = 1,
-                                                 .memory_lock = "/proc/self" };
+    const struct shard_options options = { .memory_bytes = (uint64_t)1 << 30,
+                                           .compute_threads = 1,
+                                           .memory_lock = "/proc/self" };
     memset(scene, 0, sizeof *scene);
     scene->index = index;
     scene->hub = first->hub;
@@ -593,10 +593,10 @@ void scene_open_beside(struct scene *scene, const struct scene *first, uint32_t 
 
 void scene_open_on(struct scene *scene, const char *host_root, const char *memory_lock)
 {
-    const struct cairn_shard_options options = { .memory_bytes = (uint64_t)1 << 30,
-                                                 .compute_threads = 1,
-                                                 .host_root = host_root,
-                                                 .memory_lock = memory_lock };
+    const struct shard_options options = { .memory_bytes = (uint64_t)1 << 30,
+                                           .compute_threads = 1,
+                                           .host_root = host_root,
+                                           .memory_lock = memory_lock };
     memset(scene, 0, sizeof *scene);
     open_scene(scene, "mem", &options);
 }
@@ -604,8 +604,8 @@ void scene_open_on(struct scene *scene, const char *host_root, const char *memor
 void scene_close(struct scene *scene)
 {
     scene->closing = true;
-    if (scene->shard != NULL) cairn_shard_close(scene->shard, NULL, NULL);
-    cairn_listener_close(scene->listener, NULL);
+    if (scene->shard != NULL) shard_close(scene->shard, NULL, NULL);
+    listener_close(scene->listener, NULL);
     cairn_fabric_poll_close(&scene->poll, NULL, NULL);
     cairn_fabric_close(scene->fabric);
     uv_close((uv_handle_t *)&scene->deadline, NULL);

@@ -32,7 +32,7 @@ struct scene {
     struct cairn_shard *shard;
     bool closing;
 
-    struct cairn_listener *listener;
+    struct listener *listener;
     struct cairn_peer *session; /* the shard's, once it said Hello; NULL: none */
     char coordinator[64];
     unsigned hellos;
@@ -128,10 +128,10 @@ float scene_initial(uint32_t tensor, uint64_t elem);
 /* Of a blob. */
 uint8_t scene_byte(uint64_t elem);
 /* Until scene_find_pages, with what this gives: the host has no pages for the arena, of one segment. */
-void *scene_lose_pages(const struct cairn_arena *arena);
-void scene_find_pages(const struct cairn_arena *arena, void *kept);
+void *scene_lose_pages(const struct arena *arena);
+void scene_find_pages(const struct arena *arena, void *kept);
 /* What a plane of a job has, by local element, copied out of its home: until it is asked for again. */
-const void *scene_plane(const struct cairn_shard_job *job, enum cairn_plane plane);
+const void *scene_plane(const struct shard_job *job, enum cairn_plane plane);
 /* What the shard's job has as parameters of a chunk; likewise. */
 const float *scene_param(const struct scene *scene, uint64_t chunk);
 

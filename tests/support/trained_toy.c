@@ -87,9 +87,9 @@ uint64_t train(void)
 
 /* ---- the admin ---- */
 
-struct cairn_cluster_job *toy(void)
+struct coord_job *toy(void)
 {
-    return cairn_cluster_job_find(fake.cluster, "toy");
+    return coord_job_find(fake.cluster, "toy");
 }
 
 void restart_coordinator(void)

@@ -32,7 +32,7 @@ void come_again(const char *name);
 uint64_t train(void);
 
 /* ---- the admin; answers are the caller's to free ---- */
-struct cairn_cluster_job *toy(void);
+struct coord_job *toy(void);
 /* Stopped and started again; `admin` is a new connection. */
 void restart_coordinator(void);
 /* While steps go on, until it holds nothing and was told to end. */

@@ -19,11 +19,11 @@
 #define B      102
 #define C      103
 
-static struct cairn_round_config config;
+static struct round_config config;
 static struct cairn_group_hyper group;
 static struct cairn_round *core;
-static struct cairn_round_action list[256];
-static struct cairn_round_actions out;
+static struct round_action list[256];
+static struct round_actions out;
 
 static inline void clear(void)
 {
@@ -33,7 +33,7 @@ static inline void clear(void)
 /* A loss scale that goes from `start` down to 1 and back. */
 static inline void scale_from(double start)
 {
-    config.scaling = (struct cairn_round_scaling) {
+    config.scaling = (struct round_scaling) {
         .start = start, .dynamic = true, .min = 1, .max = start, .growth_rounds = 2000
     };
 }
@@ -44,21 +44,21 @@ static inline void make(uint64_t epoch, uint64_t reserved)
     config.epoch = epoch;
     config.round_reserved = reserved;
     free(core);
-    void *memory = malloc(cairn_round_bytes(&config));
+    void *memory = malloc(round_bytes(&config));
     ck_assert_ptr_nonnull(memory);
-    core = cairn_round_init(memory, &config);
-    out = (struct cairn_round_actions) { list, 0, sizeof list / sizeof *list };
+    core = round_init(memory, &config);
+    out = (struct round_actions) { list, 0, sizeof list / sizeof *list };
 }
 
 static inline void setup(void)
 {
     group = cairn_hyper_default(CAIRN_OPTIMIZER_ADAMW);
-    config = (struct cairn_round_config) { .shard_count = SHARDS,
-                                           .member_max = 4,
-                                           .step_deadline_ms = 1000,
-                                           .terms = { .groups = &group, .workers_min = 1 },
-                                           .group_count = 1,
-                                           .scaling = { .start = 1 } };
+    config = (struct round_config) { .shard_count = SHARDS,
+                                     .member_max = 4,
+                                     .step_deadline_ms = 1000,
+                                     .terms = { .groups = &group, .workers_min = 1 },
+                                     .group_count = 1,
+                                     .scaling = { .start = 1 } };
     core = NULL;
     make(0, 0);
 }
@@ -68,12 +68,12 @@ static inline void teardown(void)
     free(core);
 }
 
-static inline void give(const struct cairn_round_event *event)
+static inline void give(const struct round_event *event)
 {
-    cairn_round_on_event(core, event, &out);
+    round_on_event(core, event, &out);
 }
 
-#define GIVE(...) give(&(const struct cairn_round_event) { __VA_ARGS__ })
+#define GIVE(...) give(&(const struct round_event) { __VA_ARGS__ })
 
 static inline void join(uint64_t member, uint32_t rank)
 {
@@ -111,8 +111,7 @@ static inline void shard_down(uint32_t shard)
 }
 
 /* What shards know, to answer with. */
-static inline struct cairn_decision known(enum cairn_decision_kind kind, uint64_t round,
-                                          uint64_t step)
+static inline struct cairn_decision known(enum decision_kind kind, uint64_t round, uint64_t step)
 {
     return (struct cairn_decision) { .kind = kind, .round = round, .version_after = { 1, step } };
 }
@@ -134,10 +133,10 @@ static inline void published(uint32_t shard, uint64_t round, uint64_t step)
 
 static inline void reduced(uint32_t shard, double sum_squares, uint64_t nonfinite, uint64_t weight)
 {
-    struct cairn_step_sums sums = { .nonfinite = nonfinite, .weight = weight };
+    struct step_sums sums = { .nonfinite = nonfinite, .weight = weight };
     ck_assert_int_eq(cairn_exact_add_double(&sums.sum_squares, sum_squares), CAIRN_OK);
     GIVE(.kind = CAIRN_ROUND_REDUCED, .shard = shard, .epoch = cairn_round_epoch(core),
-         .round = cairn_round_open_round(core), .sums = &sums);
+         .round = round_open_round(core), .sums = &sums);
 }
 
 /* From PERSIST to STEADY, with all shards knowing `last` and idle at `step`. */
@@ -155,7 +154,7 @@ static inline void start(void)
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
     for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
     resolve_all(&none, 0);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_STEADY);
     clear();
 }
 
@@ -167,30 +166,30 @@ static inline uint64_t start_round(uint32_t workers)
     for (uint32_t i = 0; i < workers; i++) join(A + i, i);
     want(A);
     resolve_all(&none, 0);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_OPEN);
     clear();
-    return cairn_round_open_round(core);
+    return round_open_round(core);
 }
 
 /* The `index`-th action of a kind; NULL if there are not so many. */
-static inline const struct cairn_round_action *find(enum cairn_round_action_kind kind, size_t index)
+static inline const struct round_action *find(enum round_action_kind kind, size_t index)
 {
     for (size_t i = 0; i < out.count; i++)
         if (list[i].kind == kind && index-- == 0) return &list[i];
     return NULL;
 }
 
-static inline const struct cairn_round_action *expect(enum cairn_round_action_kind kind)
+static inline const struct round_action *expect(enum round_action_kind kind)
 {
-    const struct cairn_round_action *action = find(kind, 0);
+    const struct round_action *action = find(kind, 0);
     ck_assert_ptr_nonnull(action);
     return action;
 }
 
-static inline const struct cairn_round_action *expect_result(uint64_t member, cairn_status status)
+static inline const struct round_action *expect_result(uint64_t member, cairn_status status)
 {
     for (size_t i = 0; find(CAIRN_ROUND_WORKER_RESULT, i) != NULL; i++) {
-        const struct cairn_round_action *action = find(CAIRN_ROUND_WORKER_RESULT, i);
+        const struct round_action *action = find(CAIRN_ROUND_WORKER_RESULT, i);
         if (action->member == member && action->status == status) return action;
     }
     ck_abort_msg("no such result");
@@ -212,16 +211,15 @@ static inline void all_published(uint64_t round, uint64_t step)
 static inline uint64_t next_round(void)
 {
     want(A);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_OPEN);
     clear();
-    return cairn_round_open_round(core);
+    return round_open_round(core);
 }
 
-static inline struct cairn_payload payload_of(const struct cairn_decision *decision)
+static inline struct payload payload_of(const struct cairn_decision *decision)
 {
-    struct cairn_payload head;
-    ck_assert_int_eq(cairn_payload_decode(decision->payload, decision->payload_bytes, &head),
-                     CAIRN_OK);
+    struct payload head;
+    ck_assert_int_eq(payload_decode(decision->payload, decision->payload_bytes, &head), CAIRN_OK);
     return head;
 }
 

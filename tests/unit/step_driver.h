@@ -16,24 +16,24 @@
 #define WINDOW 2
 
 static struct cairn_step *step;
-static struct cairn_step_action list[512];
-static struct cairn_step_actions out;
+static struct step_action list[512];
+static struct step_actions out;
 
-static inline void make_with(const struct cairn_step_config *given)
+static inline void make_with(const struct step_config *given)
 {
-    const struct cairn_step_config config = *given;
-    ck_assert_uint_gt(cairn_step_bytes(&config), 0);
+    const struct step_config config = *given;
+    ck_assert_uint_gt(step_bytes(&config), 0);
     free(step);
-    void *memory = malloc(cairn_step_bytes(&config));
+    void *memory = malloc(step_bytes(&config));
     ck_assert_ptr_nonnull(memory);
-    step = cairn_step_init(memory, &config, (struct cairn_version) { 1, 10 }, NULL);
-    out = (struct cairn_step_actions) { list, 0, cairn_step_actions_max(&config) };
+    step = step_init(memory, &config, (struct cairn_version) { 1, 10 }, NULL);
+    out = (struct step_actions) { list, 0, step_actions_max(&config) };
     ck_assert_uint_le(out.capacity, sizeof list / sizeof *list);
 }
 
 static inline void make(uint32_t chunks, uint32_t window, uint32_t members)
 {
-    make_with(&(const struct cairn_step_config) {
+    make_with(&(const struct step_config) {
         .chunk_count = chunks, .window = window, .member_max = members, .payload_bytes_max = 64 });
 }
 
@@ -50,15 +50,15 @@ static inline void teardown(void)
 
 /* ---- events, each forgetting the actions of the one before ---- */
 
-static inline void give(const struct cairn_step_event *event)
+static inline void give(const struct step_event *event)
 {
     out.count = 0;
-    cairn_step_on_event(step, event, &out);
+    step_on_event(step, event, &out);
 }
 
-#define GIVE(...) give(&(const struct cairn_step_event) { __VA_ARGS__ })
+#define GIVE(...) give(&(const struct step_event) { __VA_ARGS__ })
 
-static inline struct cairn_decision decision(enum cairn_decision_kind kind, uint64_t round,
+static inline struct cairn_decision decision(enum decision_kind kind, uint64_t round,
                                              uint64_t step_after)
 {
     return (struct cairn_decision) { .kind = kind,
@@ -73,15 +73,13 @@ static inline void fence(uint64_t epoch)
     GIVE(.kind = CAIRN_STEP_FENCE, .epoch = epoch);
 }
 
-static inline void resolve(uint64_t epoch, enum cairn_decision_kind kind, uint64_t round,
-                           uint64_t after)
+static inline void resolve(uint64_t epoch, enum decision_kind kind, uint64_t round, uint64_t after)
 {
     const struct cairn_decision d = decision(kind, round, after);
     GIVE(.kind = CAIRN_STEP_RESOLVE, .epoch = epoch, .decision = &d);
 }
 
-static inline void decide(uint64_t epoch, enum cairn_decision_kind kind, uint64_t round,
-                          uint64_t after)
+static inline void decide(uint64_t epoch, enum decision_kind kind, uint64_t round, uint64_t after)
 {
     const struct cairn_decision d = decision(kind, round, after);
     GIVE(.kind = CAIRN_STEP_DECIDE, .epoch = epoch, .decision = &d);
@@ -148,13 +146,13 @@ static inline void prepare(void)
     micro_end(B, 0, 0);
     commit(A, 0, 3);
     commit(B, 0, 4);
-    const struct cairn_step_sums sums = { .nonfinite = 2 };
+    const struct step_sums sums = { .nonfinite = 2 };
     GIVE(.kind = CAIRN_STEP_SUMMED, .sums = &sums);
 }
 
 /* ---- what is expected ---- */
 
-static inline const struct cairn_step_action *expect(size_t index, enum cairn_step_action_kind kind)
+static inline const struct step_action *expect(size_t index, enum step_action_kind kind)
 {
     ck_assert_uint_lt(index, out.count);
     ck_assert_int_eq(list[index].kind, kind);

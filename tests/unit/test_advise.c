@@ -10,8 +10,8 @@
 #include "tests/support/trained_toy.h"
 
 static const struct {
-    struct cairn_advise_given given;
-    struct cairn_advise_found expected;
+    struct advise_given given;
+    struct advise_found expected;
 } cases[] = {
     { { .mtbf_s = 86400, .cost_s = 2, .step_s = 0.5 }, { 588, 1176, false } },
     { { .mtbf_s = 3600, .cost_s = 0.5, .write_s = 10, .step_s = 2 }, { 60, 30, false } },
@@ -26,7 +26,7 @@ static const struct {
 TEST_EACH(the_interval_is_youngs_but_no_shorter_than_a_snapshot_takes, 0,
           sizeof cases / sizeof cases[0])
 {
-    const struct cairn_advise_found found = cairn_advise(&cases[_i].given);
+    const struct advise_found found = cairn_advise(&cases[_i].given);
     ck_assert_uint_eq(found.interval_s, cases[_i].expected.interval_s);
     ck_assert_uint_eq(found.interval_steps, cases[_i].expected.interval_steps);
     ck_assert_int_eq(found.by_write, cases[_i].expected.by_write);
@@ -36,9 +36,9 @@ SUITE(30);
 
 /* ---- what is measured, of a job and a cut that are made up ---- */
 
-static struct cairn_cluster made_cluster;
-static struct cairn_cluster_job made = { .cluster = &made_cluster };
-static struct cairn_cluster_cut cut = { .job = &made, .number = 7, .is_snapshot = true };
+static struct coord made_cluster;
+static struct coord_job made = { .cluster = &made_cluster };
+static struct coord_cut cut = { .job = &made, .number = 7, .is_snapshot = true };
 
 static void make(void)
 {
@@ -48,13 +48,13 @@ static void make(void)
 static void step(uint32_t us)
 {
     made.pace.last_us = us;
-    cairn_cluster_cost_note_step(&made);
+    coord_cost_note_step(&made);
 }
 
 static void end_cut(cairn_status status)
 {
     cut.status = status;
-    cairn_cluster_cost_ended(&cut);
+    coord_cost_ended(&cut);
     made.snapshots.cut = NULL;
 }
 
@@ -97,7 +97,7 @@ TEST(one_that_failed_or_came_before_there_were_steps_or_is_a_digest_is_not_count
     end_cut(CAIRN_OK);
     step(1000);
     ck_assert_uint_eq(made.snapshots.cost.count, 0);
-    ck_assert_uint_eq(cairn_cluster_pace_median(&made.snapshots.cost.plain), 1000);
+    ck_assert_uint_eq(coord_pace_median(&made.snapshots.cost.plain), 1000);
 }
 
 SUITE(30, make, NULL);

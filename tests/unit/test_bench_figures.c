@@ -6,17 +6,17 @@
 #include "client/ctl/bench/bench.h"
 #include "tests/support/suite.h"
 
-static struct cairn_bench_interval pairs[2][2];
+static struct bench_interval pairs[2][2];
 
-static void add(struct cairn_bench_interval *interval, uint32_t count, double seconds)
+static void add(struct bench_interval *interval, uint32_t count, double seconds)
 {
-    for (uint32_t i = 0; i < count; i++) ck_assert(cairn_bench_interval_add(interval, seconds));
+    for (uint32_t i = 0; i < count; i++) ck_assert(bench_interval_add(interval, seconds));
 }
 
-static struct cairn_bench_slowdown figures(void)
+static struct bench_slowdown figures(void)
 {
-    struct cairn_bench_slowdown out;
-    ck_assert(cairn_bench_slowdown_of((const struct cairn_bench_interval(*)[2])pairs, 2, &out));
+    struct bench_slowdown out;
+    ck_assert(bench_slowdown_of((const struct bench_interval(*)[2])pairs, 2, &out));
     return out;
 }
 
@@ -33,7 +33,7 @@ TEST(the_slowdown_is_of_the_means_of_all_steps)
     add(&pairs[0][1], 100, 1.0);
     add(&pairs[1][1], 99, 2.0);
     add(&pairs[1][1], 1, 52.0);
-    const struct cairn_bench_slowdown f = figures();
+    const struct bench_slowdown f = figures();
     ck_assert_double_eq_tol(f.mean_without, 1.25, 1e-9);
     ck_assert_double_eq_tol(f.mean_with, 1.75, 1e-9);
     ck_assert_double_eq_tol(f.slowdown, 0.4, 1e-9);
@@ -49,7 +49,7 @@ TEST(the_worst_step_is_held_against_the_median_without)
     add(&pairs[0][1], 3, 1.0);
     add(&pairs[1][1], 2, 1.5);
     add(&pairs[1][1], 1, 1.2);
-    const struct cairn_bench_slowdown f = figures();
+    const struct bench_slowdown f = figures();
     ck_assert_double_eq_tol(f.median, 1.0, 1e-9);
     ck_assert_double_eq_tol(f.worst_without, 5.0, 1e-9);
     ck_assert_double_eq_tol(f.worst_with, 1.5, 1e-9);

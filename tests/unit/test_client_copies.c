@@ -28,7 +28,7 @@ static struct cairn_tensor_spec tensor;
 static struct body *body;
 
 /* What shards publish. */
-static struct cairn_arena heads[SHARDS], wires[SHARDS];
+static struct arena heads[SHARDS], wires[SHARDS];
 
 static void on_mapping(void *arg, struct cairn_fabric_mapping *mapping)
 {
@@ -83,10 +83,10 @@ static void close_all(void)
     node_close(&worker);
     node_close(&daemon_node);
     for (uint32_t i = 0; i < SHARDS && heads[i].base != NULL; i++) {
-        cairn_arena_unshare(&heads[i], true);
-        cairn_arena_unshare(&wires[i], true);
-        cairn_arena_close(&heads[i]);
-        cairn_arena_close(&wires[i]);
+        arena_unshare(&heads[i], true);
+        arena_unshare(&wires[i], true);
+        arena_close(&heads[i]);
+        arena_close(&wires[i]);
     }
     cairn_bodies_release(&job);
     pthread_mutex_destroy(&session.lock);
@@ -154,17 +154,16 @@ static void open_copy(uint32_t shard)
 {
     struct cairn_sentence why;
     struct cairn_home *host = cairn_home_host();
-    ck_assert_int_eq(cairn_arena_open_shared(host, "head", 4096, &heads[shard], &why), CAIRN_OK);
-    ck_assert_int_eq(
-        cairn_arena_open_shared(host, "wire", published_bytes(shard), &wires[shard], &why),
-        CAIRN_OK);
+    ck_assert_int_eq(arena_open_shared(host, "head", 4096, &heads[shard], &why), CAIRN_OK);
+    ck_assert_int_eq(arena_open_shared(host, "wire", published_bytes(shard), &wires[shard], &why),
+                     CAIRN_OK);
     cairn_published_head_init(head_of(shard), &body->parts[shard].map, JOB, published_bytes(shard));
     cairn_published_set_copy(head_of(shard), 1);
     write_version(shard);
     struct cairn_published_note note = note_of(shard, 1);
-    ck_assert(cairn_arena_share(&wires[shard], daemon_node.fabric, &note));
+    ck_assert(arena_share(&wires[shard], daemon_node.fabric, &note));
     note.segment = note.segment_count;
-    ck_assert(cairn_arena_share(&heads[shard], daemon_node.fabric, &note));
+    ck_assert(arena_share(&heads[shard], daemon_node.fabric, &note));
 }
 
 static struct lent *lend(void)
@@ -216,8 +215,8 @@ static void check_all(uint32_t shard_count, unsigned segments)
     unsigned awaited = 0;
     for (uint32_t s = 0; s < shard_count; s++) {
         ck_assert_ptr_null(lend()); // not all is here
-        cairn_arena_show(&heads[s], to_worker);
-        cairn_arena_show(&wires[s], to_worker);
+        arena_show(&heads[s], to_worker);
+        arena_show(&wires[s], to_worker);
         awaited += 1 + (unsigned)cairn_home_memory_segments(&wires[s].memory);
         pump(&daemon_node, &worker, &shown, awaited);
     }
@@ -252,12 +251,12 @@ TEST(a_segment_that_is_given_back_takes_the_copy_away_but_not_from_whoever_reads
 {
     open_all(1);
     open_copy(0);
-    cairn_arena_show(&wires[0], to_worker);
-    cairn_arena_show(&heads[0], to_worker);
+    arena_show(&wires[0], to_worker);
+    arena_show(&heads[0], to_worker);
     pump(&daemon_node, &worker, &shown, 4);
     struct lent *lent = lend();
     ck_assert_ptr_nonnull(lent);
-    cairn_arena_give_segment(&wires[0], 1);
+    arena_give_segment(&wires[0], 1);
     for (int i = 0; i < 10000 && !session.published->gone; i++)
         pump_for_ms(&daemon_node, &worker, 1);
     ck_assert(session.published->gone);
@@ -278,8 +277,8 @@ TEST(after_a_change_each_version_is_lent_by_its_own_layout)
     };
     open_all(1);
     open_copy(0);
-    cairn_arena_show(&wires[0], to_worker);
-    cairn_arena_show(&heads[0], to_worker);
+    arena_show(&wires[0], to_worker);
+    arena_show(&heads[0], to_worker);
     pump(&daemon_node, &worker, &shown, 4);
     struct body *before = body, *after;
     struct cairn_layout *layout;

@@ -233,9 +233,9 @@ static void on_message(void *arg, const void *header, size_t header_bytes, size_
 
 /* ---- the word that a layout changed ---- */
 
-static struct cairn_cluster_session *session_of_worker(void)
+static struct coord_session *session_of_worker(void)
 {
-    struct cairn_cluster_job *known = cairn_cluster_job_find(fake.cluster, "moving");
+    struct coord_job *known = coord_job_find(fake.cluster, "moving");
     return known != NULL && known->members.list != NULL ? known->members.list->session : NULL;
 }
 
@@ -263,10 +263,10 @@ static void send_changed(uint64_t layout, uint64_t table, uint64_t since, size_t
             nodes[i].fabric, &infos[i].fabric_address.len);
         list[message.n_shards++] = &infos[i];
     }
-    struct cairn_cluster_session *to = session_of_worker();
+    struct coord_session *to = session_of_worker();
     ck_assert_ptr_nonnull(to);
-    cairn_cluster_session_send(to, CAIRN_MSG_LAYOUT_CHANGED, 0, &message.base);
-    cairn_cluster_session_pages(to, 0, CAIRN_PAGE_LAYOUT, packed);
+    coord_session_send(to, CAIRN_MSG_LAYOUT_CHANGED, 0, &message.base);
+    coord_session_pages(to, 0, CAIRN_PAGE_LAYOUT, packed);
     cairn_packed_release(packed);
 }
 
@@ -610,7 +610,7 @@ TEST(what_was_asked_of_a_shard_that_is_gone_is_gone)
     message.job = fake.shards[0].job;
     message.shards = list;
     message.n_shards = 1;
-    cairn_cluster_session_send(session_of_worker(), CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
+    coord_session_send(session_of_worker(), CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
     finish();
 }
 
@@ -691,7 +691,7 @@ static void change_while_away(uint64_t layout, uint64_t step)
 {
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
-    struct cairn_cluster_job *known = cairn_cluster_job_find(fake.cluster, "moving");
+    struct coord_job *known = coord_job_find(fake.cluster, "moving");
     cairn_packed_release(known->planned.layout);
     known->planned.layout = cairn_packed_layout(layouts[layout]);
     in_force = published_by[step] = layout;

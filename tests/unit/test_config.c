@@ -15,7 +15,7 @@ struct values {
     int64_t memory_bytes;
     int64_t wait_ms;
     int64_t above;
-    struct cairn_listener_options network;
+    struct listener_options network;
 };
 
 static const struct cairn_option options[] = {
@@ -44,19 +44,19 @@ static const struct cairn_option options[] = {
 
 static char folder[CAIRN_SCRATCH_BYTES];
 static struct values values;
-static struct cairn_config config;
+static struct config config;
 static struct cairn_sentence why;
 
 static void setup(void)
 {
     cairn_scratch_make(folder);
     memset(&values, 0, sizeof values);
-    cairn_config_init(&config, options, OPTION_COUNT, &values);
+    config_init(&config, options, OPTION_COUNT, &values);
 }
 
 static void teardown(void)
 {
-    cairn_config_release(&config);
+    config_release(&config);
     cairn_scratch_remove(folder);
 }
 
@@ -64,7 +64,7 @@ static cairn_status read_text(const char *text)
 {
     char path[256];
     cairn_scratch_file(folder, "cairn.conf", text, path, sizeof path);
-    return cairn_config_read(&config, path, &why);
+    return config_read(&config, path, &why);
 }
 
 TEST(values_come_from_defaults_then_file_then_command_line)
@@ -86,11 +86,11 @@ TEST(values_come_from_defaults_then_file_then_command_line)
     ck_assert_int_eq(values.count, 7);
     ck_assert_int_eq(values.memory_bytes, INT64_C(2) << 30);
     ck_assert_int_eq(values.wait_ms, 120000);
-    ck_assert_int_eq(cairn_config_set(&config, "limits.count=9", &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_config_set(&config, "shard.name=a=b.c", &why), CAIRN_OK);
+    ck_assert_int_eq(config_set(&config, "limits.count=9", &why), CAIRN_OK);
+    ck_assert_int_eq(config_set(&config, "shard.name=a=b.c", &why), CAIRN_OK);
     ck_assert_int_eq(values.count, 9);
     ck_assert_str_eq(values.name, "a=b.c");
-    ck_assert_int_eq(cairn_config_finish(&config, &why), CAIRN_OK);
+    ck_assert_int_eq(config_finish(&config, &why), CAIRN_OK);
 }
 
 TEST(a_factor_is_read_to_the_thousandth)
@@ -103,10 +103,10 @@ TEST(a_factor_is_read_to_the_thousandth)
                  { "limits.above=1.005", 1005 },
                  { "limits.above=100.000", 100000 } };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        cairn_config_release(&config);
+        config_release(&config);
         memset(&values, 0, sizeof values);
-        cairn_config_init(&config, options, OPTION_COUNT, &values);
-        ck_assert_int_eq(cairn_config_set(&config, rows[i].assignment, &why), CAIRN_OK);
+        config_init(&config, options, OPTION_COUNT, &values);
+        ck_assert_int_eq(config_set(&config, rows[i].assignment, &why), CAIRN_OK);
         ck_assert_int_eq(values.above, rows[i].value);
     }
 }
@@ -192,23 +192,23 @@ TEST(a_refused_value_changes_nothing)
 
 TEST(a_bad_override_is_quoted)
 {
-    ck_assert_int_eq(cairn_config_set(&config, "limits.count=many", &why), CAIRN_ERR_CONFIG);
+    ck_assert_int_eq(config_set(&config, "limits.count=many", &why), CAIRN_ERR_CONFIG);
     ck_assert_ptr_nonnull(strstr(why.text, "--set limits.count=many: count = \"many\""));
-    ck_assert_int_eq(cairn_config_set(&config, "count=1", &why), CAIRN_ERR_CONFIG);
+    ck_assert_int_eq(config_set(&config, "count=1", &why), CAIRN_ERR_CONFIG);
     ck_assert_ptr_nonnull(strstr(why.text, "section.key=value"));
-    ck_assert_int_eq(cairn_config_set(&config, "a.b=1", &why), CAIRN_ERR_CONFIG);
+    ck_assert_int_eq(config_set(&config, "a.b=1", &why), CAIRN_ERR_CONFIG);
 }
 
 TEST(what_has_no_default_must_be_given)
 {
-    ck_assert_int_eq(cairn_config_finish(&config, &why), CAIRN_ERR_CONFIG);
+    ck_assert_int_eq(config_finish(&config, &why), CAIRN_ERR_CONFIG);
     ck_assert_ptr_nonnull(strstr(why.text, "data in [shard] must be set"));
     ck_assert_ptr_nonnull(strstr(why.text, "--set shard.data=..."));
 }
 
 TEST(a_missing_file_is_named)
 {
-    ck_assert_int_eq(cairn_config_read(&config, "/nonexistent/cairn.conf", &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(config_read(&config, "/nonexistent/cairn.conf", &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "/nonexistent/cairn.conf: No such file"));
 }
 
@@ -217,7 +217,7 @@ TEST(the_printed_sample_is_read_back)
 {
     static char sample[8192];
     FILE *out = fmemopen(sample, sizeof sample, "w");
-    cairn_config_print(&config, out);
+    config_print(&config, out);
     fclose(out);
     for (char *line = strstr(sample, "\n#"); line != NULL; line = strstr(line + 1, "\n#"))
         if (line[2] != ' ') line[1] = ' ';

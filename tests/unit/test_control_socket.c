@@ -58,8 +58,8 @@ static mode_t mode_of(const char *where)
 
 static cairn_status make(int *fd_out)
 {
-    struct cairn_control_socket socket = { .fd = -1 };
-    const cairn_status status = cairn_control_socket_open(path, 16, &socket, &why);
+    struct control_socket socket = { .fd = -1 };
+    const cairn_status status = control_socket_open(path, 16, &socket, &why);
     *fd_out = socket.fd;
     return status;
 }
@@ -172,8 +172,8 @@ static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, v
 {
     (void)frame;
     (void)context;
-    snprintf(peers[hello_count++ % 4], sizeof *peers, "%s", cairn_peer_name(peer));
-    cairn_peer_close(peer, CAIRN_OK, "heard");
+    snprintf(peers[hello_count++ % 4], sizeof *peers, "%s", peer_name(peer));
+    peer_close(peer, CAIRN_OK, "heard");
 }
 
 static void on_gone(struct cairn_peer *peer, cairn_status status, const char *text, void *context)
@@ -184,7 +184,7 @@ static void on_gone(struct cairn_peer *peer, cairn_status status, const char *te
     (void)context;
 }
 
-static const struct cairn_listener_events events = { on_frame, on_gone };
+static const struct listener_events events = { on_frame, on_gone };
 
 static void say_hello(uv_loop_t *loop, const char *where)
 {
@@ -200,27 +200,26 @@ static void say_hello(uv_loop_t *loop, const char *where)
     while (hello_count == before) uv_run(loop, UV_RUN_ONCE);
 }
 
-static cairn_status listen_at(uv_loop_t *loop, const char *where, struct cairn_listener **out)
+static cairn_status listen_at(uv_loop_t *loop, const char *where, struct listener **out)
 {
-    const struct cairn_listener_options options = { .listen = (char *)(uintptr_t)where,
-                                                    .connections_max = 16,
-                                                    .half_open_max = 4,
-                                                    .hello_timeout_ms = 5000,
-                                                    .send_queue_bytes = 1 << 20 };
-    return cairn_listener_open(loop, &options, 1, 9, &events, NULL, out, &why);
+    const struct listener_options options = { .listen = (char *)(uintptr_t)where,
+                                              .connections_max = 16,
+                                              .half_open_max = 4,
+                                              .hello_timeout_ms = 5000,
+                                              .send_queue_bytes = 1 << 20 };
+    return listener_open(loop, &options, 1, 9, &events, NULL, out, &why);
 }
 
 TEST(a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came)
 {
     uv_loop_t loop;
-    struct cairn_listener *listener = NULL;
+    struct listener *listener = NULL;
     char where[256], told[3][128], who[64];
     uv_loop_init(&loop);
     snprintf(where, sizeof where, " %s  127.0.0.1:0 unix:%s2", path, path);
     ck_assert_msg(listen_at(&loop, where, &listener) == CAIRN_OK, "%s", why.text);
     ck_assert_int_eq(
-        sscanf(cairn_listener_address(listener), "%127s %127s %127s", told[0], told[1], told[2]),
-        3);
+        sscanf(listener_address(listener), "%127s %127s %127s", told[0], told[1], told[2]), 3);
     ck_assert_str_eq(told[0], path);
     ck_assert_int_eq(strncmp(told[1], "127.0.0.1:", 10), 0);
     ck_assert_int_eq(strncmp(told[2], path, strlen(path)), 0);
@@ -229,7 +228,7 @@ TEST(a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came)
     ck_assert_str_eq(peers[0], who);
     ck_assert_int_eq(strncmp(peers[1], "127.0.0.1:", 10), 0);
     ck_assert_str_eq(peers[2], who);
-    cairn_listener_close(listener, NULL);
+    listener_close(listener, NULL);
     ck_assert_int_ne(access(told[0], F_OK), 0); // gone with it, at once
     ck_assert_int_ne(access(told[2], F_OK), 0);
     uv_run(&loop, UV_RUN_DEFAULT);
@@ -240,12 +239,12 @@ TEST(a_listener_has_sockets_and_ports_side_by_side_and_tells_who_came)
 TEST(a_listener_that_ends_leaves_the_socket_that_another_made_at_its_path)
 {
     uv_loop_t loop;
-    struct cairn_listener *listener = NULL;
+    struct listener *listener = NULL;
     uv_loop_init(&loop);
     ck_assert_msg(listen_at(&loop, path, &listener) == CAIRN_OK, "%s", why.text);
     ck_assert_int_eq(unlink(path), 0);
     const int fd = made();
-    cairn_listener_close(listener, NULL);
+    listener_close(listener, NULL);
     ck_assert_int_eq(uv_run(&loop, UV_RUN_DEFAULT), 0);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
     is_reachable(path);
@@ -255,19 +254,19 @@ TEST(a_listener_that_ends_leaves_the_socket_that_another_made_at_its_path)
 TEST(without_an_address_it_is_the_socket_that_peers_look_for)
 {
     uv_loop_t loop;
-    struct cairn_listener *listener = NULL;
+    struct listener *listener = NULL;
     char expected[CAIRN_ADDRESS_TEXT_BYTES], found[CAIRN_ADDRESS_TEXT_BYTES];
     uv_loop_init(&loop);
     setenv("XDG_RUNTIME_DIR", folder, 1);
     ck_assert_msg(listen_at(&loop, "", &listener) == CAIRN_OK, "%s", why.text);
     snprintf(expected, sizeof expected, "%s/cairn/coordinator.sock", folder);
-    ck_assert_str_eq(cairn_listener_address(listener), expected);
+    ck_assert_str_eq(listener_address(listener), expected);
     ck_assert(cairn_address_find(folder, found));
     ck_assert_str_eq(found, expected);
     say_hello(&loop, found);
     snprintf(found, sizeof found, "%s/cairn", folder);
     ck_assert_uint_eq(mode_of(found) & 0007, 0);
-    cairn_listener_close(listener, NULL);
+    listener_close(listener, NULL);
     uv_run(&loop, UV_RUN_DEFAULT);
     setenv("XDG_RUNTIME_DIR", "/nowhere/at/all", 1);
     ck_assert_int_eq(listen_at(&loop, "", &listener), CAIRN_ERR_CONFIG);
@@ -280,7 +279,7 @@ TEST(without_an_address_it_is_the_socket_that_peers_look_for)
 TEST(one_bad_address_of_several_leaves_nothing_behind)
 {
     uv_loop_t loop;
-    struct cairn_listener *listener = NULL;
+    struct listener *listener = NULL;
     char where[256];
     uv_loop_init(&loop);
     snprintf(where, sizeof where, "%s 0.0.0.0:0", path);

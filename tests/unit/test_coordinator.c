@@ -511,18 +511,18 @@ TEST(fifty_rounds_write_nothing_to_the_store)
 {
     start_job();
     train();
-    const uint64_t writes = cairn_cluster_store_writes(fake.cluster);
+    const uint64_t writes = coord_store_writes(fake.cluster);
     for (int i = 0; i < 50; i++) train();
-    ck_assert_uint_eq(cairn_cluster_store_writes(fake.cluster), writes);
+    ck_assert_uint_eq(coord_store_writes(fake.cluster), writes);
 }
 
 TEST(a_second_coordinator_on_the_folder_is_refused)
 {
-    struct cairn_cluster *second;
+    struct coord *second;
     struct cairn_sentence why = { "" };
-    struct cairn_cluster_options options = fake.options;
+    struct coord_options options = fake.options;
     options.network.listen = (char *)(uintptr_t) "127.0.0.1:0";
-    ck_assert_int_eq(cairn_cluster_open(&options, &fake.loop, &second, &why), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(coord_open(&options, &fake.loop, &second, &why), CAIRN_ERR_BUSY);
 }
 
 TEST(a_name_that_is_no_text_is_refused_and_says_which_byte)
@@ -577,7 +577,7 @@ TEST(a_shard_says_what_it_holds_in_as_many_hellos_as_that_takes)
     for (uint32_t said = 0; said < 1000; said += 100)
         say_part_of_hello(&peer, "many", said, 100, 900 - said);
     cairn_message_free(fake_expect(&fake, &peer, CAIRN_MSG_WELCOME, peer.last_request));
-    const struct cairn_cluster_seat *seat = cairn_cluster_seat_find(fake.cluster, "many");
+    const struct coord_seat *seat = coord_seat_find(fake.cluster, "many");
     ck_assert_ptr_nonnull(seat);
     ck_assert_uint_eq(seat->held_count, 2 * 1000);
     ck_assert_uint_eq(seat->held[2 * 999].job, 1000);
@@ -605,14 +605,14 @@ TEST(a_hello_that_does_not_go_on_as_it_began_ends_the_connection)
             fake_peer_read(&peer);
             while (fake_peer_next(&peer, &frame)) ck_abort_msg("an answer");
         }
-        ck_assert_ptr_null(cairn_cluster_seat_find(fake.cluster, "many"));
+        ck_assert_ptr_null(coord_seat_find(fake.cluster, "many"));
         fake_peer_close(&peer);
     }
 }
 
-static struct cairn_cluster_session *session_of(const char *name)
+static struct coord_session *session_of(const char *name)
 {
-    struct cairn_cluster_session *session = fake.cluster->sessions;
+    struct coord_session *session = fake.cluster->sessions;
     while (session != NULL && strcmp(session->name, name) != 0) session = session->next;
     return session;
 }
@@ -632,7 +632,7 @@ TEST(an_admin_that_asks_nothing_for_ten_minutes_is_sent_away_and_one_that_waits_
     fake_request(&admin, CAIRN_MSG_HEARTBEAT, &beat.base);
     const uint32_t behind = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
     cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_STATUS, behind));
-    cairn_cluster_sessions_tick(fake.cluster, later_ms, 0);
+    coord_sessions_tick(fake.cluster, later_ms, 0);
     ck_assert(session_of("idle")->closing);
     ck_assert(!session_of("waiting")->closing);
     fake_peer_close(&waiting);

@@ -152,7 +152,7 @@ TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
 {
     char signer[CAIRN_KEY_NAME_BYTES], other[CAIRN_KEY_NAME_BYTES];
     Cairn__SnapshotStatus *snapshot = take_snapshot();
-    cairn_key_name(cairn_cluster_keys_signer(fake.cluster)->public_key.id, signer);
+    cairn_key_name(coord_keys_signer(fake.cluster)->public_key.id, signer);
     trust_stranger(other, false);
     lose_store(2);
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0'); // the folder is another's
@@ -182,7 +182,7 @@ TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
 TEST(a_key_that_was_untrusted_before_the_store_was_lost_is_not_adopted)
 {
     char signer[CAIRN_KEY_NAME_BYTES], other[CAIRN_KEY_NAME_BYTES];
-    cairn_key_name(cairn_cluster_keys_signer(fake.cluster)->public_key.id, signer);
+    cairn_key_name(coord_keys_signer(fake.cluster)->public_key.id, signer);
     trust_stranger(other, false);
     trust_stranger(other, true);
     fake_until(&fake, fake.shards[0].keys->n_keys == 1 && fake.shards[1].keys->n_keys == 1);
@@ -525,7 +525,7 @@ TEST_EACH(a_shard_that_is_silent_keeps_only_the_jobs_that_it_has_from_being_adop
 TEST(who_waits_for_too_much_is_refused)
 {
     lose_store(2);
-    struct cairn_cluster_session *session = fake.cluster->sessions;
+    struct coord_session *session = fake.cluster->sessions;
     while (session != NULL && strcmp(session->name, "ctl") != 0) session = session->next;
     ck_assert_ptr_nonnull(session);
     session->wait_count = CAIRN_SESSION_WAITS_MAX;

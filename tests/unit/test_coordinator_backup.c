@@ -32,8 +32,7 @@ static uint32_t ask_backup(struct fake_peer *peer, const char *path)
 static size_t session_count(void)
 {
     size_t count = 0;
-    for (const struct cairn_cluster_session *s = fake.cluster->sessions; s != NULL; s = s->next)
-        count++;
+    for (const struct coord_session *s = fake.cluster->sessions; s != NULL; s = s->next) count++;
     return count;
 }
 
@@ -53,19 +52,18 @@ TEST(a_coordinator_that_is_given_the_copy_goes_on_with_the_jobs)
 {
     char key[sizeof store + 32];
     struct stat info;
-    const struct cairn_public_key signer = cairn_cluster_keys_signer(fake.cluster)->public_key;
+    const struct cairn_public_key signer = coord_keys_signer(fake.cluster)->public_key;
     back_up();
     train(); // nothing of a round is in it
     fake_coordinator_stop(&fake);
     snprintf(fake.store, sizeof fake.store, "%s", store);
     fake_coordinator_start(&fake);
-    ck_assert_mem_eq(&signer, &cairn_cluster_keys_signer(fake.cluster)->public_key, sizeof signer);
+    ck_assert_mem_eq(&signer, &coord_keys_signer(fake.cluster)->public_key, sizeof signer);
     snprintf(key, sizeof key, "%s/" CAIRN_KEY_FILE, store);
     ck_assert_int_eq(stat(key, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
-    ck_assert_int_eq(
-        cairn_store_signer(fake.cluster->store, (char[CAIRN_KEY_TEXT_BYTES]) { "" }, NULL),
-        CAIRN_ERR_NOT_FOUND); // the file has it now
+    ck_assert_int_eq(store_signer(fake.cluster->store, (char[CAIRN_KEY_TEXT_BYTES]) { "" }, NULL),
+                     CAIRN_ERR_NOT_FOUND); // the file has it now
     fake_shards_up(&fake, 2);
     come_again("w0");
     job = fake_attach(&fake, &w, 10, 0, 1);
@@ -89,25 +87,24 @@ TEST(a_file_that_is_there_or_cannot_be_made_is_refused_and_nothing_is_left)
 
 /* Holds the store's thread up until it is released. */
 static struct hold_up {
-    struct cairn_task task;
+    struct task task;
     sem_t release;
 } hold_up;
-static void wait_for_release(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void wait_for_release(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
     sem_wait(&((struct hold_up *)task)->release);
 }
-static void on_released(struct cairn_task *task)
+static void on_released(struct task *task)
 {
     (void)task;
 }
 static void hold_store_up(void)
 {
     ck_assert_int_eq(sem_init(&hold_up.release, 0, 0), 0);
-    hold_up.task =
-        (struct cairn_task) { .run = wait_for_release, .done = on_released, .item_count = 1 };
-    cairn_pool_submit(fake.cluster->saves.pool, &hold_up.task);
+    hold_up.task = (struct task) { .run = wait_for_release, .done = on_released, .item_count = 1 };
+    pool_submit(fake.cluster->saves.pool, &hold_up.task);
 }
 
 TEST(a_second_one_at_a_time_is_refused_and_training_waits_for_neither)

@@ -8,15 +8,14 @@
 
 enum { SHARDS = 2, JOB = 7 };
 
-static struct cairn_cluster_seat seats[SHARDS] = { { .name = (char[]) { "s0" } },
-                                                   { .name = (char[]) { "s1" } } };
-static struct cairn_cluster_job_shard shards[SHARDS] = { { .seat = &seats[0] },
-                                                         { .seat = &seats[1] } };
+static struct coord_seat seats[SHARDS] = { { .name = (char[]) { "s0" } },
+                                           { .name = (char[]) { "s1" } } };
+static struct coord_job_shard shards[SHARDS] = { { .seat = &seats[0] }, { .seat = &seats[1] } };
 static struct cairn_layout layout = { .shard_count = SHARDS };
-static struct cairn_cluster_job job = {
+static struct coord_job job = {
     .id = JOB, .layout = &layout, .shards = shards, .shard_count = SHARDS, .seat_count = SHARDS
 };
-static struct cairn_bytes_view view;
+static struct bytes_view view;
 
 static Cairn__BytesTold told_of(uint64_t number, uint64_t steps, uint64_t carried)
 {
@@ -41,7 +40,7 @@ static void take(int shard, Cairn__BytesTold *told, size_t count)
     beat.bytes = calloc(count + 1, sizeof *beat.bytes);
     for (size_t i = 0; i < count; i++) beat.bytes[i] = &told[i];
     beat.n_bytes = count;
-    cairn_cluster_bytes_take(&seats[shard], &beat);
+    coord_bytes_take(&seats[shard], &beat);
     free(beat.bytes);
 }
 
@@ -59,7 +58,7 @@ TEST(each_shard_is_divided_by_its_own_steps)
     Cairn__BytesTold second = told_of(JOB, 5, 1000);
     take(0, first, 2);
     take(1, &second, 1);
-    const Cairn__BytesTold *all = cairn_cluster_bytes_of(&job, &view);
+    const Cairn__BytesTold *all = coord_bytes_of(&job, &view);
     ck_assert_uint_eq(view.count, 1);
     ck_assert_uint_eq(all->pushed_carried, 1400); // and nothing of the other job
     ck_assert_uint_eq(all->steps, 5);
@@ -69,10 +68,10 @@ TEST(each_shard_is_divided_by_its_own_steps)
 
 TEST(workers_are_added_up_and_shown_by_rank_the_lowest_64)
 {
-    static struct cairn_cluster_member members[100];
+    static struct coord_member members[100];
     Cairn__BytesTold down[100], up[100];
     for (uint32_t i = 0; i < 100; i++) {
-        members[i] = (struct cairn_cluster_member) { .role = CAIRN_ROLE_WIRE_WORKER, .rank = i };
+        members[i] = (struct coord_member) { .role = CAIRN_ROLE_WIRE_WORKER, .rank = i };
         members[i].next_of_job = job.members.list;
         job.members.list = &members[i];
     }
@@ -82,7 +81,7 @@ TEST(workers_are_added_up_and_shown_by_rank_the_lowest_64)
     }
     take(0, down, 100);
     take(1, up, 100);
-    cairn_cluster_bytes_of(&job, &view);
+    coord_bytes_of(&job, &view);
     ck_assert_uint_eq(view.count, 1 + CAIRN_BYTES_WORKERS_SHOWN);
     for (uint32_t i = 0; i < CAIRN_BYTES_WORKERS_SHOWN; i++) {
         ck_assert_uint_eq(view.list[1 + i]->rank, i);
@@ -96,22 +95,22 @@ TEST(a_shard_that_tells_too_much_is_cut_short)
     static Cairn__BytesTold many[CAIRN_BYTES_TOLD_MAX + 10];
     for (uint32_t i = 0; i < CAIRN_BYTES_TOLD_MAX + 10; i++) many[i] = told_of(JOB, 0, 1);
     take(0, many, CAIRN_BYTES_TOLD_MAX + 10);
-    const Cairn__BytesTold *all = cairn_cluster_bytes_of(&job, &view);
+    const Cairn__BytesTold *all = coord_bytes_of(&job, &view);
     ck_assert_uint_eq(all->pushed_carried, CAIRN_BYTES_TOLD_MAX);
     ck_assert_double_eq(all->pushed_a_step, 0); // no steps yet
     take(0, many, 0);                           // it replaces what was told before
-    ck_assert_uint_eq(cairn_cluster_bytes_of(&job, &view)->pushed_carried, 0);
+    ck_assert_uint_eq(coord_bytes_of(&job, &view)->pushed_carried, 0);
 }
 
 /* A shard that is away told of it, and says nothing any more. */
 TEST(who_has_left_is_not_shown_and_what_it_pushed_stays_in_the_sum)
 {
-    struct cairn_cluster_member stays = { .role = CAIRN_ROLE_WIRE_WORKER, .rank = 1 };
+    struct coord_member stays = { .role = CAIRN_ROLE_WIRE_WORKER, .rank = 1 };
     Cairn__BytesTold told[] = { told_of(JOB, 4, 400), told_of_worker(0, 300),
                                 told_of_worker(1, 100) };
     take(0, told, 3);
     job.members.list = &stays;
-    const Cairn__BytesTold *all = cairn_cluster_bytes_of(&job, &view);
+    const Cairn__BytesTold *all = coord_bytes_of(&job, &view);
     ck_assert_uint_eq(all->pushed_carried, 400);
     ck_assert_uint_eq(view.count, 2);
     ck_assert_uint_eq(view.list[1]->rank, 1);
@@ -119,19 +118,19 @@ TEST(who_has_left_is_not_shown_and_what_it_pushed_stays_in_the_sum)
 
 TEST(what_members_read_by_themselves_is_added_and_stays_when_they_leave)
 {
-    struct cairn_cluster_member reader = { .role = CAIRN_ROLE_WIRE_READER };
-    struct cairn_cluster_member member = { .role = CAIRN_ROLE_WIRE_WORKER,
-                                           .rank = 3,
-                                           .next_of_job = &reader };
+    struct coord_member reader = { .role = CAIRN_ROLE_WIRE_READER };
+    struct coord_member member = { .role = CAIRN_ROLE_WIRE_WORKER,
+                                   .rank = 3,
+                                   .next_of_job = &reader };
     Cairn__BytesTold told[] = { told_of(JOB, 4, 400), told_of_worker(3, 100) };
     told[1].steps = 2;
     take(0, told, 2);
-    cairn_cluster_bytes_read(&member, 60);
-    cairn_cluster_bytes_read(&member, 20); // an old word
-    cairn_cluster_bytes_read(&reader, 8);
+    coord_bytes_read(&member, 60);
+    coord_bytes_read(&member, 20); // an old word
+    coord_bytes_read(&reader, 8);
     job.members.list = &member;
     job.members.read_bytes = 12; // of those that have left
-    const Cairn__BytesTold *all = cairn_cluster_bytes_of(&job, &view);
+    const Cairn__BytesTold *all = coord_bytes_of(&job, &view);
     ck_assert_uint_eq(view.count, 2);
     ck_assert_uint_eq(view.list[1]->rank, 3);
     ck_assert_uint_eq(view.list[1]->fetched_shared, 60);
@@ -152,9 +151,9 @@ TEST(memory_is_told_by_job_and_added_up_by_shard)
     }
     beat.memory = list;
     beat.n_memory = 2;
-    cairn_cluster_bytes_take(&seats[0], &beat);
-    struct cairn_memory_view all;
-    cairn_cluster_memory_of(&job, &all);
+    coord_bytes_take(&seats[0], &beat);
+    struct memory_view all;
+    coord_memory_of(&job, &all);
     ck_assert_uint_eq(all.count, SHARDS);
     ck_assert_uint_eq(all.list[0]->state, 100); // and nothing of the other job
     ck_assert_uint_eq(all.list[1]->state, 0);   // it has told nothing
@@ -162,12 +161,12 @@ TEST(memory_is_told_by_job_and_added_up_by_shard)
     ck_assert_int_eq(all.list[1]->untold, true);
     ck_assert_uint_eq(all.list[1]->shard_index, 1);
     ck_assert_uint_eq(all.sum, 110);
-    cairn_cluster_memory_release(&all);
+    coord_memory_release(&all);
     beat.n_memory = 0;
-    cairn_cluster_bytes_take(&seats[0], &beat); // it holds it no more
-    cairn_cluster_memory_of(&job, &all);
+    coord_bytes_take(&seats[0], &beat); // it holds it no more
+    coord_memory_of(&job, &all);
     ck_assert_uint_eq(all.sum, 0);
-    cairn_cluster_memory_release(&all);
+    coord_memory_release(&all);
 }
 
 /* Of a newer version: an unknown field is in the message's memory, which is freed. */
@@ -183,13 +182,13 @@ TEST(what_a_newer_shard_tells_besides_is_not_kept)
     told.job = JOB;
     beat.memory = list;
     beat.n_memory = 1;
-    cairn_cluster_bytes_take(&seats[0], &beat);
-    struct cairn_memory_view all;
-    cairn_cluster_memory_of(&job, &all);
+    coord_bytes_take(&seats[0], &beat);
+    struct memory_view all;
+    coord_memory_of(&job, &all);
     ck_assert_uint_eq(all.list[0]->base.n_unknown_fields, 0);
     ck_assert_ptr_null(all.list[0]->base.unknown_fields);
     ck_assert_str_eq(all.list[0]->shard, "s0");
-    cairn_cluster_memory_release(&all);
+    coord_memory_release(&all);
 }
 
 SUITE(30, NULL, tear_down);

@@ -96,8 +96,7 @@ TEST(a_part_that_fails_stops_the_other_shards)
 /* A heartbeat of a shard, of the cut that there is. */
 static void tell_progress(uint32_t shard, uint64_t done, uint64_t total)
 {
-    const struct cairn_cluster_cut *cut =
-        cairn_cluster_job_find(fake.cluster, "toy")->snapshots.cut;
+    const struct coord_cut *cut = coord_job_find(fake.cluster, "toy")->snapshots.cut;
     Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
     Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
     Cairn__PinTold pin = CAIRN__PIN_TOLD__INIT, *pins = &pin;
@@ -115,14 +114,14 @@ static void tell_progress(uint32_t shard, uint64_t done, uint64_t total)
 
 TEST(how_far_a_snapshot_is_is_what_its_shards_told_last)
 {
-    struct cairn_cut_progress progress;
+    struct cut_progress progress;
     fake.shards[0].holds_part = fake.shards[1].holds_part = true;
     Cairn__SnapshotStatus *s = expect_snapshot(ask_snapshot(&admin, false));
-    const struct cairn_cluster_job *toy = cairn_cluster_job_find(fake.cluster, "toy");
-    ck_assert(!cairn_cluster_cut_progress(toy, &progress)); // nobody has told
+    const struct coord_job *toy = coord_job_find(fake.cluster, "toy");
+    ck_assert(!coord_cut_progress(toy, &progress)); // nobody has told
     tell_progress(0, 3000000, 4000000);
     tell_progress(1, UINT64_MAX, 6000000); // more than can be
-    ck_assert(cairn_cluster_cut_progress(toy, &progress));
+    ck_assert(coord_cut_progress(toy, &progress));
     ck_assert_uint_eq(progress.done_bytes, 9000000);
     ck_assert_uint_eq(progress.total_bytes, 10000000);
     Cairn__JobStatus *now = show_job("toy");
@@ -131,7 +130,7 @@ TEST(how_far_a_snapshot_is_is_what_its_shards_told_last)
                   "%s", now->saving);
     cairn_message_free(&now->base);
     expect_canceled(ask_cancel(s->id), s->id, false);
-    ck_assert(!cairn_cluster_cut_progress(toy, &progress));
+    ck_assert(!coord_cut_progress(toy, &progress));
     cairn_message_free(&s->base);
 }
 
@@ -213,10 +212,10 @@ TEST(a_shard_that_says_nothing_holds_the_end_up_for_a_lease_at_most)
 /* As the adoption of a job does it. */
 static void free_job(void)
 {
-    struct cairn_cluster_job *freed = toy();
-    cairn_cluster_cut_orphan(freed, "it was adopted");
-    cairn_cluster_job_unlink(freed);
-    cairn_cluster_job_free(freed);
+    struct coord_job *freed = toy();
+    coord_cut_orphan(freed, "it was adopted");
+    coord_job_unlink(freed);
+    coord_job_free(freed);
 }
 
 TEST(a_job_that_is_freed_leaves_a_cut_at_work_to_its_thread)
@@ -233,7 +232,7 @@ TEST(a_job_that_is_freed_leaves_a_cut_that_makes_its_folder_to_the_thread)
 {
     fake.shards[1].holds_part = true;
     // Else a tick may pin it, and the folder be there in the same turn of the loop.
-    fake_until(&fake, !cairn_cluster_pace_nears_step(toy()));
+    fake_until(&fake, !coord_pace_nears_step(toy()));
     const uint32_t request = ask_snapshot(&admin, false);
     fake_until(&fake, toy()->snapshots.cut != NULL && toy()->snapshots.cut->making_folder);
     free_job();

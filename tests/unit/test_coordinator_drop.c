@@ -14,8 +14,7 @@ static void leave(void)
     message.job = job;
     fake_send(&w, CAIRN_MSG_JOB_LEAVE, 0, &message.base);
     fake_peer_close(&w);
-    fake_until(&fake,
-               cairn_cluster_job_member(toy(), 10) == NULL); // what admins ask comes otherwise
+    fake_until(&fake, coord_job_member(toy(), 10) == NULL); // what admins ask comes otherwise
 }
 
 static size_t job_count(void)

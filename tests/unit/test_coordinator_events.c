@@ -39,7 +39,7 @@ TEST(who_came_and_went_is_listed_in_order_with_the_cause)
     fake_peer_close(&w);
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 1);
-    fake_until(&fake, cairn_cluster_job_shards_up(toy()));
+    fake_until(&fake, coord_job_shards_up(toy()));
     Cairn__Events *page = ask(0, 0);
     size_t at = expect(page, 0, "started", "", "incarnation 1");
     at = expect(page, at, "up", "shard s1", "127.0.0.1");
@@ -75,7 +75,7 @@ TEST(they_are_there_after_a_restart_and_numbers_go_on)
 static void note_many(int count)
 {
     for (int i = 0; i < count; i++)
-        cairn_cluster_event_note(fake.cluster, CAIRN_EVENT_UP, NULL, "shard many", "%d", i);
+        coord_event_note(fake.cluster, CAIRN_EVENT_UP, NULL, "shard many", "%d", i);
 }
 
 TEST(pages_follow_one_another)
@@ -101,14 +101,14 @@ TEST(pages_follow_one_another)
 
 TEST(of_more_than_are_kept_the_oldest_go_here_and_in_the_store)
 {
-    const uint64_t writes = cairn_cluster_store_writes(fake.cluster);
+    const uint64_t writes = coord_store_writes(fake.cluster);
     for (int i = 0; i < 12; i++) { // each is written before the next ones come
         note_many(512);
         fake_until(&fake, fake.cluster->events.saved == fake.cluster->events.next);
     }
-    ck_assert_uint_eq(cairn_cluster_store_writes(fake.cluster), writes);
+    ck_assert_uint_eq(coord_store_writes(fake.cluster), writes);
     for (int i = 0; i < 2; i++) {
-        const struct cairn_cluster_events *events = &fake.cluster->events;
+        const struct coord_events *events = &fake.cluster->events;
         ck_assert_uint_eq(events->next - events->first, CAIRN_STORE_EVENTS_MAX);
         Cairn__Events *page = ask(0, 0);
         ck_assert_uint_eq(page->events[0]->number, events->first);
@@ -124,7 +124,7 @@ TEST(a_text_that_is_long_stays_within_a_frame)
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = '\0';
     for (int i = 0; i < PAGE; i++)
-        cairn_cluster_event_note(fake.cluster, CAIRN_EVENT_LOST, "toy", "worker w", "%s", longest);
+        coord_event_note(fake.cluster, CAIRN_EVENT_LOST, "toy", "worker w", "%s", longest);
     Cairn__Events *page = ask(0, 0);
     ck_assert(page->n_events == PAGE && page->more);
     cairn_message_free(&page->base);

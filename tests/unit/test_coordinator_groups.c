@@ -18,8 +18,8 @@ TEST(groups_are_numbered_by_their_least_rank_and_others_are_alone)
     static const char *const workers[] = { "b", "a", "", "b", "a", "c", "", "b" };
     static const char *const shards[] = { "a", "b", "", "b", "d" };
     static const uint32_t group_of[] = { 0, 1, 2, 0, 1, 3, 4, 0 };
-    struct cairn_groups_plan plan;
-    ck_assert_int_eq(cairn_groups_plan_make(workers, COUNT(workers), shards, COUNT(shards), &plan),
+    struct groups_plan plan;
+    ck_assert_int_eq(groups_plan_make(workers, COUNT(workers), shards, COUNT(shards), &plan),
                      CAIRN_OK);
     ck_assert_uint_eq(plan.group_count, 5);
     ck_assert_mem_eq(plan.group_of, group_of, sizeof group_of);
@@ -28,7 +28,7 @@ TEST(groups_are_numbered_by_their_least_rank_and_others_are_alone)
     ck_assert_uint_eq(plan.relays[1], 3);
     ck_assert_uint_eq(plan.relays[2], 0);
     ck_assert_uint_eq(plan.first[3], 5); // of two on a host without a shard, or one with: alone
-    cairn_groups_plan_release(&plan);
+    groups_plan_release(&plan);
 }
 
 TEST(a_relay_serves_itself_and_its_share_of_the_other_owners)
@@ -36,14 +36,14 @@ TEST(a_relay_serves_itself_and_its_share_of_the_other_owners)
     static const char *const workers[] = { "a", "a", "b" };
     static const char *const shards[] = { "b", "a", "b", "a", "b" };
     static const uint32_t relay_of[] = { 1, 1, 1, 3, 1 }; // local[o % 2] of { 1, 3 }, or itself
-    struct cairn_groups_plan plan;
-    ck_assert_int_eq(cairn_groups_plan_make(workers, COUNT(workers), shards, COUNT(shards), &plan),
+    struct groups_plan plan;
+    ck_assert_int_eq(groups_plan_make(workers, COUNT(workers), shards, COUNT(shards), &plan),
                      CAIRN_OK);
     for (uint32_t o = 0; o < COUNT(shards); o++) {
-        ck_assert_uint_eq(plan.relays[cairn_groups_relay_of(&plan, 0, o)], relay_of[o]);
-        ck_assert_uint_eq(cairn_groups_relay_of(&plan, 1, o), CAIRN_GROUPS_ALONE);
+        ck_assert_uint_eq(plan.relays[groups_relay_of(&plan, 0, o)], relay_of[o]);
+        ck_assert_uint_eq(groups_relay_of(&plan, 1, o), CAIRN_GROUPS_ALONE);
     }
-    cairn_groups_plan_release(&plan);
+    groups_plan_release(&plan);
 }
 
 SUITE(30);

@@ -67,11 +67,10 @@ TEST(the_key_is_made_once_for_its_owner_alone)
 
 static void refused_at_start(const char *word)
 {
-    struct cairn_cluster *cluster = NULL;
+    struct coord *cluster = NULL;
     struct cairn_sentence why = { "" };
     fake_coordinator_stop(&fake);
-    ck_assert_int_eq(cairn_cluster_open(&fake.options, &fake.loop, &cluster, &why),
-                     CAIRN_ERR_CONFIG);
+    ck_assert_int_eq(coord_open(&fake.options, &fake.loop, &cluster, &why), CAIRN_ERR_CONFIG);
     ck_assert_msg(strstr(why.text, word) != NULL && strstr(why.text, CAIRN_KEY_FILE) != NULL, "%s",
                   why.text);
 }

@@ -56,7 +56,7 @@ static void train_to(uint64_t until)
     do {
         train();
         fake_until(&fake, toy()->snapshots.cut == NULL);
-    } while (cairn_cluster_job_version(toy()).step < until);
+    } while (coord_job_version(toy()).step < until);
 }
 
 static void expect_shown(const char *word)
@@ -157,7 +157,7 @@ TEST(without_a_number_to_keep_all_stay)
 /* A write of nothing: the generation goes on, the step stays. */
 static void write_buffers(void)
 {
-    const struct cairn_version before = cairn_cluster_job_version(toy());
+    const struct cairn_version before = coord_job_version(toy());
     Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
     begin.job = job;
     const uint32_t beginning = fake_request(&w, CAIRN_MSG_WRITE_BEGIN, &begin.base);
@@ -168,7 +168,7 @@ static void write_buffers(void)
     ck_assert_int_eq(result->status, CAIRN_OK);
     cairn_message_free(&result->base);
     fake_until(&fake, toy()->snapshots.cut == NULL);
-    ck_assert_uint_eq(cairn_cluster_job_version(toy()).generation, before.generation + 1);
+    ck_assert_uint_eq(coord_job_version(toy()).generation, before.generation + 1);
 }
 
 TEST(where_buffers_are_written_it_is_of_the_version_that_the_write_makes)
@@ -203,7 +203,7 @@ TEST(by_time_one_is_taken_at_the_first_step_after_it)
     ck_assert_uint_ne(toy()->snapshots.due_ms, 0);
     toy()->spec.policy.snapshot_every_s = 1;
     const uint64_t since_ms = toy()->snapshots.due_ms;
-    fake_until(&fake, cairn_cluster_now_ms(toy()->cluster) >= since_ms + 1000);
+    fake_until(&fake, coord_now_ms(toy()->cluster) >= since_ms + 1000);
     expect_listed(""); // no step, no snapshot
     train_to(4);
     toy()->spec.policy.snapshot_every_s = 3600;
@@ -320,7 +320,7 @@ TEST(none_begins_while_one_is_being_written)
     amend(2, 4, 1);
     step_and_hold();
     for (int i = 0; i < 3; i++) train();
-    ck_assert_uint_eq(cairn_cluster_job_version(toy()).step, 5);
+    ck_assert_uint_eq(coord_job_version(toy()).step, 5);
     expect_shown("of step 4: a snapshot or digest of job toy is being taken");
     expect_listed("");
     let_go();
@@ -446,11 +446,11 @@ TEST(those_of_before_a_restore_under_another_number_go_with_the_others)
     expect_listed("6p 5p");
 }
 
-static cairn_status release(const char *id, enum cairn_removal_cause cause)
+static cairn_status release(const char *id, enum removal_cause cause)
 {
     struct cairn_snapshot_removed removed;
     struct cairn_sentence why;
-    return cairn_cluster_snapshot_release(fake.cluster, "toy", id, cause, &removed, &why);
+    return coord_snapshot_release(fake.cluster, "toy", id, cause, &removed, &why);
 }
 
 static void note(const char *id, bool is_good)

@@ -36,8 +36,7 @@ static void rewrite(const char *folder,
     snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME ".minisig", folder);
     ck_assert_int_eq(unlink(path), 0);
     ck_assert_int_eq(
-        cairn_manifest_commit_signed(folder, &m, cairn_cluster_keys_signer(fake.cluster), NULL),
-        CAIRN_OK);
+        cairn_manifest_commit_signed(folder, &m, coord_keys_signer(fake.cluster), NULL), CAIRN_OK);
     cairn_manifest_release(&m);
 }
 

@@ -109,9 +109,8 @@ TEST(fewer_shards_than_the_cluster_has_are_taken_when_it_has_waited_for_so_long)
     fake.options.shards_min = 1; // as the advice says
     fake.options.shards_wait_ms = 300;
     struct cairn_sentence advice;
-    cairn_cluster_recovery_advise(toy(), &advice);
-    const uint64_t waited_ms = cairn_cluster_now_ms(fake.cluster) + 1 -
-                               toy()->loss.recovery.lost_ms;
+    coord_recovery_advise(toy(), &advice);
+    const uint64_t waited_ms = coord_now_ms(fake.cluster) + 1 - toy()->loss.recovery.lost_ms;
     if (waited_ms < 300)
         ck_assert_msg(strstr(advice.text, "over those that are here, 1 at least, when it has "
                                           "waited for cluster.shards_wait") != NULL,
@@ -134,7 +133,7 @@ TEST(a_part_that_comes_back_first_ends_it)
     expect_rolled_back();
     const uint32_t request = ask_open(); // waits
     fake_expect_silence(&fake, &w, 0);
-    ck_assert(cairn_cluster_recovery_pending(toy()));
+    ck_assert(coord_recovery_pending(toy()));
     fake_shard_up(&fake, 1);
     expect_attached(request, 1, 2);
     train();
@@ -203,7 +202,7 @@ TEST(storage_that_is_not_mounted_at_a_shard_is_waited_for_however_long)
     const uint32_t created = fake.shards[1].seen[CAIRN_MSG_JOB_CREATE];
     toy()->loss.recovery.retry_ms = 0; // as after a while
     fake_expect_silence(&fake, &w, 0);
-    ck_assert(cairn_cluster_recovery_pending(toy()));
+    ck_assert(coord_recovery_pending(toy()));
     ck_assert_uint_eq(fake.shards[1].seen[CAIRN_MSG_JOB_CREATE], created);
     mount_at(1);
     expect_attached(request, 3, 2); // the newest
@@ -226,7 +225,7 @@ TEST(a_shard_that_does_not_say_that_its_storage_is_gone_is_tried_again_and_again
     for (uint32_t i = 0; i <= CAIRN_RESTORES_MAX; i++) {
         fake_until(&fake, fake.shards[1].seen[CAIRN_MSG_JOB_CREATE] > created &&
                               !toy()->loss.recovery.running);
-        ck_assert_msg(cairn_cluster_recovery_pending(toy()), "%s", toy()->loss.why.text);
+        ck_assert_msg(coord_recovery_pending(toy()), "%s", toy()->loss.why.text);
         created = fake.shards[1].seen[CAIRN_MSG_JOB_CREATE];
         toy()->loss.recovery.retry_ms = 0;
     }
@@ -242,7 +241,7 @@ TEST(a_shard_that_sees_the_snapshots_is_taken_before_one_that_does_not)
     amend(0);
     unmount_at(1);
     fake_shard_up(&fake, 2);
-    fake_until(&fake, cairn_cluster_seat_find(fake.cluster, "s1")->storage.text[0] != '\0');
+    fake_until(&fake, coord_seat_find(fake.cluster, "s1")->storage.text[0] != '\0');
     lose_part(1);
     expect_rolled_back();
     expect_attached(ask_open(), 2, 1);
@@ -276,8 +275,8 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
     amend(0);
     uv_timer_stop(&fake.cluster->clock.tick); // it is tried by this test's word
     lose_part(1);
-    cairn_cluster_job_lose(toy(), true, "s1 lost it");
-    cairn_cluster_recovery_tick(toy());
+    coord_job_lose(toy(), true, "s1 lost it");
+    coord_recovery_tick(toy());
     ck_assert(toy()->loss.recovery.running);
     fake_until(&fake, !toy()->loss.recovery.running);
     Cairn__SnapshotRemove message = CAIRN__SNAPSHOT_REMOVE__INIT; // as its operator does
@@ -286,7 +285,7 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
     message.force = true; // it may have been verified meanwhile, or not
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &message.base);
     cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request));
-    cairn_cluster_recovery_tick(toy());
+    coord_recovery_tick(toy());
     fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_RUNNING);
     expect_attached(ask_open(), 2, 2);
 }
@@ -319,7 +318,7 @@ TEST_EACH(a_restore_that_an_operator_began_and_a_shard_ended_is_tried_again, 0, 
     fake_shard_forget(&fake, 1);
     fake.shards[1].holds_create = false;
     fake_expect_error(&fake, &admin, asked, CAIRN_ERR_CLOSED, "");
-    ck_assert_msg(cairn_cluster_recovery_pending(toy()), "%s", toy()->loss.why.text);
+    ck_assert_msg(coord_recovery_pending(toy()), "%s", toy()->loss.why.text);
     ck_assert_ptr_nonnull(strstr(toy()->loss.why.text, "is restored by itself"));
     if (_i == 0) fake_shard_up(&fake, 1);
     toy()->loss.recovery.retry_ms = 0;

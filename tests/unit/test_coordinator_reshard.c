@@ -33,7 +33,7 @@ TEST(a_round_that_is_open_ends_before_the_layout_comes_into_force)
     fake.shards[0].holds_reduced = true;
     const uint64_t round = fake_begin(&fake, &w, job);
     apply_shards(3);
-    fake_until(&fake, cairn_round_layout_pending(toy()->core) != 0);
+    fake_until(&fake, round_layout_pending(toy()->core) != 0);
     ck_assert_uint_eq(toy()->layout->version, 1);
     fake.shards[0].holds_reduced = false;
     fake_shard_report_reduced(&fake.shards[0]);
@@ -98,7 +98,7 @@ TEST(a_round_that_publishes_it_before_that_comes_to_it_lets_the_run_go_on_once)
     message.n_drain = 1;
     cairn_message_free(&expect_told(ask_reshard(&message))->base);
     fake_until(&fake, toy()->layout->version == 2 &&
-                          cairn_move_stage_of(toy()->reshard.move) == CAIRN_MOVE_REST);
+                          move_stage_of(toy()->reshard.move) == CAIRN_MOVE_REST);
     const uint64_t round = fake_begin(&fake, &w, job);
     toy()->pace.seen_us = 1; // long ago
     fake_until(&fake, toy()->reshard.publishing);
@@ -172,7 +172,7 @@ TEST(a_cancel_ends_the_drain_that_began_it)
     expect_state("canceled");
     fake_until(&fake, fake.cluster->saves.list == NULL);
     restart_coordinator();
-    ck_assert(!cairn_cluster_seat_find(fake.cluster, s0)->leaving);
+    ck_assert(!coord_seat_find(fake.cluster, s0)->leaving);
 }
 
 TEST(an_answer_of_a_slice_that_was_taken_back_is_none_to_the_next_of_that_number)
@@ -189,7 +189,7 @@ TEST(an_answer_of_a_slice_that_was_taken_back_is_none_to_the_next_of_that_number
     fake_until(&fake, fake.shards[1].move.next != NULL);
     fake_send(&fake.shards[1].peer, CAIRN_MSG_DONE, late, &done.base);
     for (int k = 0; k < 50; k++) fake_pump(&fake);
-    ck_assert_uint_eq(cairn_round_layout_pending(toy()->core), 0);
+    ck_assert_uint_eq(round_layout_pending(toy()->core), 0);
     ck_assert_uint_eq(toy()->layout->version, 1);
     fake.shards[1].move.holds_prepare = false;
     fake_move_prepared(&fake.shards[1]);

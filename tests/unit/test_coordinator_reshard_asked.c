@@ -113,7 +113,7 @@ TEST(a_plan_says_what_would_move_and_changes_nothing)
 
 static Cairn__Home *give_device(char *name, uint64_t bytes)
 {
-    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(toy()->cluster, name);
+    struct coord_seat *seat = coord_seat_find(toy()->cluster, name);
     Cairn__Home *home = calloc(1, sizeof *home);
     cairn__home__init(home);
     home->backend = strdup("cuda");
@@ -152,7 +152,7 @@ TEST(nothing_is_planned_for_memory_that_a_shard_does_not_have)
     Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
     const uint64_t all_bytes = told->jobs[0]->all_bytes;
     cairn_message_free(&told->base);
-    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(toy()->cluster, s2);
+    struct coord_seat *seat = coord_seat_find(toy()->cluster, s2);
     seat->memory_bytes = 64; // nothing is taken of it yet
     expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
     seat->memory_bytes = 3 * all_bytes / 2;
@@ -199,7 +199,7 @@ static void sit_again(uint32_t shard)
 {
     fake_shard_away(&fake, shard);
     fake_shard_up(&fake, shard);
-    fake_until(&fake, cairn_cluster_seats_up(fake.cluster) == 3);
+    fake_until(&fake, coord_seats_up(fake.cluster) == 3);
 }
 
 TEST(a_shard_on_no_network_gets_nothing_beside_shards_of_other_hosts)
@@ -245,7 +245,7 @@ TEST(what_is_expected_goes_by_steps_where_steps_are_made_and_else_by_the_rate)
     message.pause = 0.5;
     train();
     train();
-    const double step_s = cairn_cluster_pace_median(&toy()->pace) * 1e-6;
+    const double step_s = coord_pace_median(&toy()->pace) * 1e-6;
     Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
     ck_assert_double_eq_tol(told->jobs[0]->expected_pause_s, 0.5 * step_s, 1e-9);
     ck_assert_double_eq_tol(told->jobs[0]->expected_s, 2 * told->jobs[0]->slices * step_s, 1e-9);
@@ -305,7 +305,7 @@ TEST(what_the_policy_could_not_do_at_first_is_done_when_it_can_be)
 {
     static char on_join[] = "on_join";
     fake_until(&fake, toy()->rounds.heard);
-    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(toy()->cluster, s2);
+    struct coord_seat *seat = coord_seat_find(toy()->cluster, s2);
     const uint64_t bytes = seat->memory_bytes;
     seat->memory_bytes = 64;
     CAIRN_EACH_SHARD (toy(), i) toy()->shards[i].seat->memory_bytes = 64;

@@ -59,7 +59,7 @@ TEST(a_fresh_taker_that_was_given_up_is_left_out_though_it_comes_back)
     fake_until(&fake, toy()->layout->version == 2);
     fake_shard_away(&fake, 0); // without it there is no way back
     fake_shard_away(&fake, 2);
-    fake_until(&fake, cairn_move_stage_of(toy()->reshard.move) == CAIRN_MOVE_LOST);
+    fake_until(&fake, move_stage_of(toy()->reshard.move) == CAIRN_MOVE_LOST);
     fake.shards[2].move.holds_moved = false;
     fake_shard_up(&fake, 2);
     fake_shard_up(&fake, 0);
@@ -183,7 +183,7 @@ TEST(a_coordinator_that_starts_again_goes_on_with_a_drain)
     train();
     fake_until(&fake, fake.cluster->saves.list == NULL);
     restart_coordinator(); // it does not leave any more
-    ck_assert_ptr_null(cairn_cluster_seat_find(fake.cluster, s0));
+    ck_assert_ptr_null(coord_seat_find(fake.cluster, s0));
 }
 
 /* A member that came meanwhile knows no older layout, and who had the version by that may have ended. */
@@ -196,7 +196,7 @@ TEST(what_was_published_anew_is_so_for_the_next_coordinator)
     message.n_drain = 1;
     cairn_message_free(&expect_told(ask_reshard(&message))->base);
     fake_until(&fake, toy()->layout->version == 2 && fake.shards[0].move.published != 0 &&
-                          !cairn_cluster_layouts_behind(toy()));
+                          !coord_layouts_behind(toy()));
     fake_until(&fake, fake.cluster->saves.list == NULL);
     restart_coordinator();
     ck_assert(toy()->layout->version > 2 || toy()->layouts.before == NULL);
@@ -240,7 +240,7 @@ TEST(a_fresh_taker_that_dies_while_the_layout_is_being_stored_is_left_out_again)
 {
     apply_shards(3);
     fake_until(&fake, toy()->layouts.storing);
-    cairn_cluster_seat_leave(toy()->shards[2].seat->session, CAIRN_ERR_CLOSED, "it dies");
+    coord_seat_leave(toy()->shards[2].seat->session, CAIRN_ERR_CLOSED, "it dies");
     fake_until(&fake, toy()->layout->version == 2);
     ck_assert_uint_eq(fake.shards[0].layout->version, 1);
     fake_shard_forget(&fake, 2);
@@ -281,8 +281,8 @@ TEST(a_job_whose_fresh_taker_is_left_out_is_not_lost_while_the_way_back_takes_it
 {
     lose_taker_while_storing(true);
     fake_until(&fake, toy()->layout->version == 2 && toy()->shards[2].lost);
-    const uint64_t then_ms = cairn_cluster_now_ms(fake.cluster);
-    fake_until(&fake, cairn_cluster_now_ms(fake.cluster) > then_ms + 200);
+    const uint64_t then_ms = coord_now_ms(fake.cluster);
+    fake_until(&fake, coord_now_ms(fake.cluster) > then_ms + 200);
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_RUNNING);
     fake.shards[0].move.holds_prepare = false;
     fake_move_prepared(&fake.shards[0]);

@@ -119,7 +119,7 @@ TEST_EACH(a_damaged_one_gives_way_to_an_older_one_by_a_word_alone, 0, 2)
     damage(new->path);
     fake_expect_error(&fake, &admin, ask_fallback(new->id, false), CAIRN_ERR_CHECKSUM,
                       "--fallback takes step-000000000001-g1");
-    ck_assert_uint_eq(cairn_cluster_job_version(toy()).step, 3); // it was not touched
+    ck_assert_uint_eq(coord_job_version(toy()).step, 3); // it was not touched
     toy()->spec.policy.snapshot_fallback = _i == 1;
     Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
                                               ask_fallback(new->id, _i == 0));
@@ -158,7 +158,7 @@ TEST(without_an_older_one_nothing_is_restored)
     damage(s->path);
     fake_expect_error(&fake, &admin, ask_fallback(s->id, true), CAIRN_ERR_CHECKSUM,
                       "there is no older one");
-    ck_assert_uint_eq(cairn_cluster_job_version(toy()).step, 2);
+    ck_assert_uint_eq(coord_job_version(toy()).step, 2);
     fake_expect_error(&fake, &admin, ask_fallback("step-000000000009-g1", true),
                       CAIRN_ERR_NOT_FOUND, "there is no snapshot");
     cairn_message_free(&s->base);

@@ -105,7 +105,7 @@ static const char *latest(void)
 static void find_damage(const Cairn__SnapshotStatus *s)
 {
     flip_last_byte(s->path);
-    cairn_cluster_scrub_want(fake.cluster, "toy", s->id);
+    coord_scrub_want(fake.cluster, "toy", s->id);
     fake_until(&fake, noted(s->id).unix_s != 0 && !noted(s->id).is_good);
 }
 
@@ -195,9 +195,8 @@ TEST(one_that_is_gone_before_it_was_read_is_not_noted_as_damaged)
     snprintf(path, sizeof path, "%s/manifest.json", s->path); // the first of what a removal does
     ck_assert_int_eq(unlink(path), 0);
     for (int is_good = 0; is_good < 2; is_good++)
-        ck_assert_int_eq(
-            cairn_cluster_snapshot_note_check(fake.cluster, "toy", s->id, is_good, &why),
-            CAIRN_ERR_NOT_FOUND);
+        ck_assert_int_eq(coord_snapshot_note_check(fake.cluster, "toy", s->id, is_good, &why),
+                         CAIRN_ERR_NOT_FOUND);
     ck_assert_uint_eq(noted(s->id).unix_s, 0);
     cairn_message_free(&s->base);
 }
@@ -207,12 +206,12 @@ TEST(a_scrub_that_hangs_holds_up_no_end)
     Cairn__SnapshotStatus *s = take_snapshot();
     fake_until(&fake, noted(s->id).unix_s != 0);
     const uint64_t began_ms = uv_hrtime() / 1000000;
-    cairn_cluster_snapshot_words_lock(); // as its storage might
-    cairn_cluster_scrub_want(fake.cluster, "toy", s->id);
+    coord_snapshot_words_lock(); // as its storage might
+    coord_scrub_want(fake.cluster, "toy", s->id);
     fake_until(&fake, uv_hrtime() / 1000000 - began_ms > 100); // it is read by then
     fake_coordinator_stop(&fake);
     ck_assert_uint_lt(uv_hrtime() / 1000000 - began_ms, 10000);
-    cairn_cluster_snapshot_words_unlock();
+    coord_snapshot_words_unlock();
     fake_coordinator_start(&fake);
     cairn_message_free(&s->base);
 }

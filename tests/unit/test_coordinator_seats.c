@@ -43,7 +43,7 @@ static void expect_end(uint32_t i, const char *word)
 static void expect_waiting(const char *word)
 {
     struct cairn_sentence text;
-    cairn_cluster_job_waiting(toy(), &text);
+    coord_job_waiting(toy(), &text);
     ck_assert_msg(strstr(text.text, word) != NULL, "\"%s\" has no \"%s\"", text.text, word);
 }
 
@@ -69,7 +69,7 @@ TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
 {
     fake_peer_close(&w);
     fake.options.lease_timeout_ms = 400;
-    const struct cairn_cluster_seat *s1 = cairn_cluster_seat_find(fake.cluster, "s1");
+    const struct coord_seat *s1 = coord_seat_find(fake.cluster, "s1");
     stop_s1();
     const uint64_t heard_ms = s1->session->last_frame_ms; // it only speaks when it is asked
     while (fake.shards[2].seen[CAIRN_MSG_WELCOME] == 0) {
@@ -89,7 +89,7 @@ TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
     // It wakes up, and finds its connection closed.
     fake_shard_up(&fake, 1);
     fake_expect_end(&fake, &fake.shards[2].peer);
-    fake_until(&fake, cairn_round_stage_of(toy()->core) == CAIRN_ROUND_STEADY);
+    fake_until(&fake, round_stage_of(toy()->core) == CAIRN_ROUND_STEADY);
     w = worker("w0");
     ck_assert_uint_eq(fake_attach(&fake, &w, 11, 0, 1), job);
     expect_step(2);
@@ -98,7 +98,7 @@ TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
 /* Between two ticks, and then this process is stopped: the next tick comes late. */
 TEST(a_shard_that_was_asked_just_before_the_coordinator_stood_still_keeps_its_seat)
 {
-    const struct cairn_cluster_seat *s1 = cairn_cluster_seat_find(fake.cluster, "s1");
+    const struct coord_seat *s1 = coord_seat_find(fake.cluster, "s1");
     stop_s1();
     fake_pump(&fake);
     uv_timer_stop(&fake.cluster->clock.tick);
@@ -194,7 +194,7 @@ TEST(every_claim_has_its_verdict)
 {
     static const struct {
         struct cairn_seat_claim claim; // taken, same, newcomer_holds, sitter_holds, probe
-        enum cairn_seat_verdict verdict;
+        enum seat_verdict verdict;
     } rows[] = {
         { { false, false, false, false, CAIRN_SEAT_UNASKED }, CAIRN_SEAT_TAKES },
         { { true, true, false, true, CAIRN_SEAT_UNASKED }, CAIRN_SEAT_TAKES },
@@ -211,23 +211,23 @@ TEST(every_claim_has_its_verdict)
         { { true, false, true, true, CAIRN_SEAT_SILENT }, CAIRN_SEAT_TAKES },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        ck_assert_msg(cairn_seat_judge(&rows[i].claim) == rows[i].verdict, "row %zu", i);
+        ck_assert_msg(seat_judge(&rows[i].claim) == rows[i].verdict, "row %zu", i);
 }
 
 TEST(a_part_is_there_if_job_generation_and_layout_are)
 {
-    const struct cairn_seat_part held[] = { { 1, 5, 70 }, { 1, 6, 71 }, { 2, 5, 72 } };
-    struct cairn_seat_part part = { 1, 6, 71 };
-    ck_assert(cairn_seat_has(&part, held, 3));
-    ck_assert(!cairn_seat_has(&part, held, 1));
-    ck_assert(!cairn_seat_has(&part, held, 0));
+    const struct seat_part held[] = { { 1, 5, 70 }, { 1, 6, 71 }, { 2, 5, 72 } };
+    struct seat_part part = { 1, 6, 71 };
+    ck_assert(seat_has(&part, held, 3));
+    ck_assert(!seat_has(&part, held, 1));
+    ck_assert(!seat_has(&part, held, 0));
     part.layout_hash = 70;
-    ck_assert(!cairn_seat_has(&part, held, 3));
-    part = (struct cairn_seat_part) { 3, 6, 71 };
-    ck_assert(!cairn_seat_has(&part, held, 3));
-    const struct cairn_seat_part prepared[] = { { 1, 6, 70 }, { 1, 6, 71 } };
+    ck_assert(!seat_has(&part, held, 3));
+    part = (struct seat_part) { 3, 6, 71 };
+    ck_assert(!seat_has(&part, held, 3));
+    const struct seat_part prepared[] = { { 1, 6, 70 }, { 1, 6, 71 } };
     part.job = 1;
-    ck_assert(cairn_seat_has(&part, prepared, 2));
+    ck_assert(seat_has(&part, prepared, 2));
 }
 
 SUITE(60, set_up, close_fake);

@@ -35,8 +35,7 @@ static void tell_storage(uint32_t shard, const char *why)
 {
     Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
     Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
-    const struct cairn_cluster_seat *seat = cairn_cluster_seat_find(fake.cluster,
-                                                                    fake.shards[shard].name);
+    const struct coord_seat *seat = coord_seat_find(fake.cluster, fake.shards[shard].name);
     beat.stats = &stats;
     beat.storage = (char *)(uintptr_t)why;
     fake_send(&fake.shards[shard].peer, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
@@ -305,7 +304,7 @@ TEST(a_snapshot_is_restored_to_another_number_of_shards)
     uint8_t root[32];
     uint64_t step;
     char line[CAIRN_KEY_LINE_BYTES];
-    cairn_public_key_line(&cairn_cluster_keys_signer(fake.cluster)->public_key, line);
+    cairn_public_key_line(&coord_keys_signer(fake.cluster)->public_key, line);
     for (uint32_t i = 0; i < 2; i++) fake_shard_forget(&fake, i);
     fake_coordinator_stop(&fake);
     fake.options.shards = 5;
@@ -446,11 +445,11 @@ TEST(an_answer_larger_than_a_frame_is_an_error_and_no_silence)
 {
     static char text[2 << 20];
     const uint32_t request = admin.last_request + 1; // as if it had asked
-    struct cairn_cluster_session *session = fake.cluster->sessions;
+    struct coord_session *session = fake.cluster->sessions;
     Cairn__JobStatus large = CAIRN__JOB_STATUS__INIT;
     while (session->role != CAIRN_ROLE_WIRE_ADMIN) session = session->next;
     large.awaited = memset(text, 'x', sizeof text - 1);
-    cairn_cluster_session_send(session, CAIRN_MSG_JOB_STATUS, request, &large.base);
+    coord_session_send(session, CAIRN_MSG_JOB_STATUS, request, &large.base);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_UNSUPPORTED, "larger than a frame");
 }
 

@@ -180,8 +180,8 @@ TEST(a_folder_in_which_there_was_nothing_is_not_missed)
 TEST(a_folder_that_has_snapshots_is_remembered_at_the_start)
 {
     cairn_message_free(&take_snapshot()->base);
-    const struct cairn_stored_meta none = { .storage = 0 };
-    ck_assert_int_eq(cairn_store_write(fake.cluster->store, CAIRN_STORE_STORAGE, &none, 1, NULL),
+    const struct stored_meta none = { .storage = 0 };
+    ck_assert_int_eq(store_write(fake.cluster->store, CAIRN_STORE_STORAGE, &none, 1, NULL),
                      CAIRN_OK);
     restart();
     ck_assert(fake.cluster->storage.remembered);

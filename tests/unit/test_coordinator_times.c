@@ -8,15 +8,15 @@
 
 enum { WORKERS = 3, SHARDS = 2 };
 
-static struct cairn_step_ring ring;
+static struct step_ring ring;
 
-static void tell(struct cairn_step_ring *to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+static void tell(struct step_ring *to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     uint32_t us[] = { a, b, c, d };
     Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT;
     told.us = us;
     told.n_us = 4;
-    cairn_step_ring_take(to, &told);
+    step_ring_take(to, &told);
 }
 
 static void set_up(void)
@@ -28,12 +28,12 @@ TEST(medians_are_of_each_phase_and_of_the_whole_step)
 {
     Cairn__StepTimes out;
     uint32_t us[CAIRN_TIMES_PHASES];
-    ck_assert(!cairn_step_ring_medians(&ring, &out, us));
+    ck_assert(!step_ring_medians(&ring, &out, us));
     ck_assert_uint_eq(out.steps, 0);
     tell(&ring, 10, 0, 100, 3);
     tell(&ring, 20, 0, 50, 3);
     tell(&ring, 90, 1, 1, 3);
-    ck_assert(cairn_step_ring_medians(&ring, &out, us));
+    ck_assert(step_ring_medians(&ring, &out, us));
     ck_assert_uint_eq(out.steps, 3);
     ck_assert_uint_eq(us[0], 20);
     ck_assert_uint_eq(us[1], 0);
@@ -48,7 +48,7 @@ TEST(the_last_32_steps_count)
     uint32_t us[CAIRN_TIMES_PHASES];
     for (uint32_t i = 0; i < 100; i++) tell(&ring, 1000, 0, 0, 0);
     for (uint32_t i = 0; i < CAIRN_TIMES_STEPS; i++) tell(&ring, 7, 0, 0, 0);
-    ck_assert(cairn_step_ring_medians(&ring, &out, us));
+    ck_assert(step_ring_medians(&ring, &out, us));
     ck_assert_uint_eq(out.steps, CAIRN_TIMES_STEPS);
     ck_assert_uint_eq(us[0], 7);
 }
@@ -57,15 +57,15 @@ TEST(what_is_not_told_or_too_much_does_no_harm)
 {
     uint32_t many[1000] = { UINT32_MAX, UINT32_MAX }, us[CAIRN_TIMES_PHASES];
     Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT, out;
-    cairn_step_ring_take(&ring, NULL);
-    cairn_step_ring_take(&ring, &told);
+    step_ring_take(&ring, NULL);
+    step_ring_take(&ring, &told);
     ck_assert_uint_eq(ring.count, 0);
     told.us = many;
     told.n_us = 1;
-    cairn_step_ring_take(&ring, &told);
+    step_ring_take(&ring, &told);
     told.n_us = 1000;
-    cairn_step_ring_take(&ring, &told);
-    ck_assert(cairn_step_ring_medians(&ring, &out, us));
+    step_ring_take(&ring, &told);
+    ck_assert(step_ring_medians(&ring, &out, us));
     ck_assert_uint_eq(out.steps, 2);
     ck_assert_uint_eq(out.step_us, UINT32_MAX);
 }
@@ -79,26 +79,25 @@ TEST(memory_is_what_was_told_last_or_nothing)
     told.n_us = 1;
     told.memory = &memory;
     memory.shared = 5;
-    cairn_step_ring_take(&ring, &told);
+    step_ring_take(&ring, &told);
     memory.sums = 6;
-    cairn_step_ring_take(&ring, &told);
+    step_ring_take(&ring, &told);
     ck_assert(ring.has_memory);
     ck_assert_uint_eq(ring.memory.shared + ring.memory.sums, 11);
     told.memory = NULL; // an older version
-    cairn_step_ring_take(&ring, &told);
+    step_ring_take(&ring, &told);
     ck_assert(!ring.has_memory);
 }
 
 /* ---- who is marked ---- */
 
-static struct cairn_cluster_session session = { .name = (char[]) { "t" } };
-static struct cairn_cluster_member members[WORKERS];
-static struct cairn_cluster_seat seats[SHARDS] = { { .name = (char[]) { "s0" } },
-                                                   { .name = (char[]) { "s1" } } };
-static struct cairn_cluster_job_shard shards[SHARDS] = { { .seat = &seats[0] },
-                                                         { .seat = &seats[1] } };
+static struct coord_session session = { .name = (char[]) { "t" } };
+static struct coord_member members[WORKERS];
+static struct coord_seat seats[SHARDS] = { { .name = (char[]) { "s0" } },
+                                           { .name = (char[]) { "s1" } } };
+static struct coord_job_shard shards[SHARDS] = { { .seat = &seats[0] }, { .seat = &seats[1] } };
 static struct cairn_layout layout = { .shard_count = SHARDS };
-static struct cairn_cluster_job job = {
+static struct coord_job job = {
     .layout = &layout, .shards = shards, .shard_count = SHARDS, .seat_count = SHARDS
 };
 
@@ -108,11 +107,11 @@ static void attach(uint32_t worker_count)
     job.members.list = NULL;
     job.members.count = worker_count;
     for (uint32_t i = 0; i < worker_count; i++) {
-        members[i] = (struct cairn_cluster_member) { .session = &session,
-                                                     .phase = CAIRN_MEMBER_ATTACHED,
-                                                     .role = CAIRN_ROLE_WIRE_WORKER,
-                                                     .rank = i,
-                                                     .next_of_job = job.members.list };
+        members[i] = (struct coord_member) { .session = &session,
+                                             .phase = CAIRN_MEMBER_ATTACHED,
+                                             .role = CAIRN_ROLE_WIRE_WORKER,
+                                             .rank = i,
+                                             .next_of_job = job.members.list };
         job.members.list = &members[i];
     }
 }
@@ -121,9 +120,9 @@ static void attach(uint32_t worker_count)
 static int slowest(bool of_shard)
 {
     Cairn__JobStatus status = CAIRN__JOB_STATUS__INIT;
-    struct cairn_times_view view;
+    struct times_view view;
     int marked = -1;
-    ck_assert(cairn_cluster_times_show(&job, &view, &status));
+    ck_assert(coord_times_show(&job, &view, &status));
     ck_assert_uint_eq(status.n_times, job.members.count + SHARDS);
     for (size_t i = 0; i < status.n_times; i++) {
         const Cairn__StepTimes *t = status.times[i];
@@ -134,7 +133,7 @@ static int slowest(bool of_shard)
         ck_assert_int_eq(marked, -1);
         marked = (int)t->number;
     }
-    cairn_cluster_times_release(&view);
+    coord_times_release(&view);
     return marked;
 }
 

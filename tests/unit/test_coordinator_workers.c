@@ -211,9 +211,9 @@ static char *log_of_rounds(uint32_t count)
     FILE *file = tmpfile();
     const int saved = dup(STDERR_FILENO);
     dup2(fileno(file), STDERR_FILENO);
-    cairn_log_init("test", CAIRN_LOG_INFO);
+    log_init("test", CAIRN_LOG_INFO);
     for (uint32_t i = 0; i < count; i++) train();
-    cairn_log_init("test", CAIRN_LOG_ERROR);
+    log_init("test", CAIRN_LOG_ERROR);
     dup2(saved, STDERR_FILENO);
     close(saved);
     const long size = ftell(file);

@@ -89,7 +89,7 @@ static void same(struct cairn_weights *weights, const char *key, uint32_t tensor
         uint32_t bits = cairn_sample_value(tensor, plane, i), is;
         float x;
         memcpy(&x, &bits, sizeof x);
-        if (rounded) bits = (uint32_t)cairn_ctl_bf16(x) << 16;
+        if (rounded) bits = (uint32_t)ctl_bf16(x) << 16;
         memcpy(&is, &got[i], sizeof is);
         ck_assert_msg(bits == is, "%s[%llu]: %x, %x", key, (unsigned long long)i, is, bits);
     }
@@ -279,7 +279,7 @@ TEST(bf16_is_rounded_as_the_servers_round)
                                   : (uint32_t)cairn_scratch_random(&seed);
         memcpy(&from[i], &bits, sizeof bits);
     }
-    cairn_ctl_round_bf16(from, ours, 1 << 16);
+    ctl_round_bf16(from, ours, 1 << 16);
     cairn_backend_host()->convert(theirs, CAIRN_BF16, from, CAIRN_F32, 1 << 16);
     ck_assert_mem_eq(ours, theirs, sizeof ours);
 }

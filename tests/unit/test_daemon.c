@@ -22,16 +22,16 @@ static const struct cairn_option options[] = {
 };
 
 static struct values values;
-static struct cairn_daemon daemon_under_test;
+static struct daemon daemon_under_test;
 static int stop_count;
 static char folder[CAIRN_SCRATCH_BYTES];
 static char path[256];
 
-static void on_stop(struct cairn_daemon *daemon, void *context)
+static void on_stop(struct daemon *daemon, void *context)
 {
     ck_assert_ptr_eq(context, &values);
     stop_count++;
-    cairn_daemon_stop(daemon, 0);
+    daemon_stop(daemon, 0);
 }
 
 static void setup(void)
@@ -50,18 +50,18 @@ static void teardown(void)
 // What main would return, or -1 when the daemon would go on. Arguments end with NULL.
 static int begin(const char *const *arguments)
 {
-    const struct cairn_daemon_spec spec = { .name = "cairn-test",
-                                            .purpose = "tests.",
-                                            .options = options,
-                                            .option_count = 1,
-                                            .values = &values,
-                                            .on_stop = on_stop,
-                                            .context = &values };
+    const struct daemon_spec spec = { .name = "cairn-test",
+                                      .purpose = "tests.",
+                                      .options = options,
+                                      .option_count = 1,
+                                      .values = &values,
+                                      .on_stop = on_stop,
+                                      .context = &values };
     char *argv[16] = { "cairn-test" };
     int argc = 1;
     int exit_code = 99;
     for (; arguments[argc - 1] != NULL; argc++) argv[argc] = (char *)arguments[argc - 1];
-    return cairn_daemon_begin(&daemon_under_test, &spec, argc, argv, &exit_code) ? -1 : exit_code;
+    return daemon_begin(&daemon_under_test, &spec, argc, argv, &exit_code) ? -1 : exit_code;
 }
 
 /* libuv and UCX would end the process. */
@@ -99,7 +99,7 @@ TEST_EACH(a_signal_stops_it_cleanly, 0, 2)
     snprintf(ready, sizeof ready, "%s/ready", folder);
     ck_assert_int_eq(begin((const char *[]) { "--ready-file", ready, NULL }), -1);
     ck_assert_int_ne(access(ready, F_OK), 0); // not before it serves
-    ck_assert_int_eq(cairn_daemon_ready(&daemon_under_test, "127.0.0.1:7400", &why), CAIRN_OK);
+    ck_assert_int_eq(daemon_ready(&daemon_under_test, "127.0.0.1:7400", &why), CAIRN_OK);
     FILE *file = fopen(ready, "r");
     ck_assert_ptr_nonnull(fgets(text, sizeof text, file));
     fclose(file);
@@ -107,7 +107,7 @@ TEST_EACH(a_signal_stops_it_cleanly, 0, 2)
     raise(SIGHUP); // changes nothing
     raise(SIGPIPE);
     raise(_i == 0 ? SIGTERM : SIGINT);
-    ck_assert_int_eq(cairn_daemon_run(&daemon_under_test), 0);
+    ck_assert_int_eq(daemon_run(&daemon_under_test), 0);
     ck_assert_int_eq(stop_count, 1);
     ck_assert_int_ne(access(ready, F_OK), 0);
 }
@@ -117,8 +117,8 @@ TEST(a_failed_start_has_the_exit_code_of_its_status)
     struct cairn_sentence why;
     ck_assert_int_eq(begin((const char *[]) { NULL }), -1);
     cairn_sentence_set(&why, "refused to listen");
-    cairn_daemon_fail(&daemon_under_test, CAIRN_ERR_REFUSED, &why);
-    ck_assert_int_eq(cairn_daemon_run(&daemon_under_test), 12);
+    daemon_fail(&daemon_under_test, CAIRN_ERR_REFUSED, &why);
+    ck_assert_int_eq(daemon_run(&daemon_under_test), 12);
     ck_assert_int_eq(stop_count, 0);
 }
 
@@ -186,14 +186,14 @@ TEST(a_supervisor_hears_ready_and_the_watchdog)
     setenv("NOTIFY_SOCKET", name, 1);
     setenv("WATCHDOG_USEC", "20000", 1);
     setenv("WATCHDOG_PID", pid, 1);
-    ck_assert_uint_eq(cairn_notify_watchdog_ms(), 20);
+    ck_assert_uint_eq(notify_watchdog_ms(), 20);
     ck_assert_int_eq(begin((const char *[]) { NULL }), -1);
-    ck_assert_int_eq(cairn_daemon_ready(&daemon_under_test, "127.0.0.1:1", &why), CAIRN_OK);
+    ck_assert_int_eq(daemon_ready(&daemon_under_test, "127.0.0.1:1", &why), CAIRN_OK);
     ck_assert_str_eq(heard(fd), "READY=1\nSTATUS=ready on 127.0.0.1:1");
     uv_run(&daemon_under_test.loop, UV_RUN_ONCE);
     ck_assert_str_eq(heard(fd), "WATCHDOG=1");
     raise(SIGTERM);
-    ck_assert_int_eq(cairn_daemon_run(&daemon_under_test), 0);
+    ck_assert_int_eq(daemon_run(&daemon_under_test), 0);
     const char *last = heard(fd);
     while (strcmp(last, "WATCHDOG=1") == 0) last = heard(fd);
     ck_assert_str_eq(last, "STOPPING=1");
@@ -205,22 +205,22 @@ TEST(a_status_is_one_line)
     char name[200];
     const int fd = open_supervisor(name, sizeof name);
     setenv("NOTIFY_SOCKET", name, 1);
-    ck_assert(cairn_notify_status("step 41\nREADY=1"));
+    ck_assert(notify_status("step 41\nREADY=1"));
     ck_assert_str_eq(heard(fd), "STATUS=step 41");
     close(fd);
 }
 
 TEST(without_a_supervisor_nothing_is_told)
 {
-    ck_assert(!cairn_notify_ready("x"));
-    ck_assert_uint_eq(cairn_notify_watchdog_ms(), 0);
+    ck_assert(!notify_ready("x"));
+    ck_assert_uint_eq(notify_watchdog_ms(), 0);
     setenv("NOTIFY_SOCKET", "relative", 1);
-    ck_assert(!cairn_notify_stopping());
+    ck_assert(!notify_stopping());
     setenv("NOTIFY_SOCKET", "/nonexistent/socket", 1);
-    ck_assert(!cairn_notify_stopping());
+    ck_assert(!notify_stopping());
     setenv("WATCHDOG_USEC", "20000", 1);
     setenv("WATCHDOG_PID", "1", 1); // another process
-    ck_assert_uint_eq(cairn_notify_watchdog_ms(), 0);
+    ck_assert_uint_eq(notify_watchdog_ms(), 0);
 }
 
 SUITE(30, setup, teardown);

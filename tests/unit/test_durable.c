@@ -49,11 +49,11 @@ static void assert_no_fresh_file(void)
 TEST(a_file_that_is_to_be_new_replaces_none)
 {
     struct stat info;
-    ck_assert_int_eq(cairn_durable_create(path, "one", 3, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_create(path, "one", 3, &why), CAIRN_OK);
     ck_assert_int_eq(stat(path, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
     ck_assert_uint_eq(info.st_nlink, 1);
-    ck_assert_int_eq(cairn_durable_create(path, "second", 6, &why), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(durable_create(path, "second", 6, &why), CAIRN_ERR_EXISTS);
     ck_assert_ptr_nonnull(strstr(why.text, path));
     assert_holds("one");
     assert_no_fresh_file();
@@ -67,7 +67,7 @@ TEST(a_file_that_is_to_be_new_leaves_a_strangers_file_beside_it_as_it_is)
     ck_assert_ptr_nonnull(file);
     fputs("mine", file);
     ck_assert_int_eq(fclose(file), 0);
-    ck_assert_int_eq(cairn_durable_create(path, "one", 3, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(durable_create(path, "one", 3, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, beside));
     ck_assert_int_ne(access(path, F_OK), 0);
     strncat(path, ".new", sizeof path - strlen(path) - 1);
@@ -77,8 +77,8 @@ TEST(a_file_that_is_to_be_new_leaves_a_strangers_file_beside_it_as_it_is)
 TEST(a_file_is_replaced_as_a_whole)
 {
     struct stat info;
-    ck_assert_int_eq(cairn_durable_write(path, "one", 3, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_durable_write(path, "second", 6, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_write(path, "one", 3, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_write(path, "second", 6, &why), CAIRN_OK);
     assert_holds("second");
     assert_no_fresh_file();
     ck_assert_int_eq(stat(path, &info), 0);
@@ -89,7 +89,7 @@ TEST(what_a_crash_left_behind_is_overwritten)
 {
     char fresh[300];
     cairn_scratch_file(folder, "state.new", "half of something longer", fresh, sizeof fresh);
-    ck_assert_int_eq(cairn_durable_write(path, "whole", 5, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_write(path, "whole", 5, &why), CAIRN_OK);
     assert_holds("whole");
     assert_no_fresh_file();
 }
@@ -98,10 +98,10 @@ TEST(a_failed_write_names_its_step_and_leaves_the_old_file)
 {
     static const uint8_t large[4096];
     const struct rlimit limit = { 1000, 1000 };
-    ck_assert_int_eq(cairn_durable_write(path, "old", 3, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_write(path, "old", 3, &why), CAIRN_OK);
     signal(SIGXFSZ, SIG_IGN);
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0); // of this test's process only
-    ck_assert_int_eq(cairn_durable_write(path, large, sizeof large, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(durable_write(path, large, sizeof large, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "writing "));
     ck_assert_ptr_nonnull(strstr(why.text, "File too large"));
     assert_holds("old");
@@ -111,14 +111,14 @@ TEST(a_failed_write_names_its_step_and_leaves_the_old_file)
 TEST(a_missing_folder_is_the_step_creating)
 {
     snprintf(path, sizeof path, "%s/none/state", folder);
-    ck_assert_int_eq(cairn_durable_write(path, "x", 1, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(durable_write(path, "x", 1, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "creating "));
 }
 
 TEST(a_folder_in_the_way_is_the_step_renaming)
 {
     ck_assert_int_eq(mkdir(path, 0700), 0);
-    ck_assert_int_eq(cairn_durable_write(path, "x", 1, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(durable_write(path, "x", 1, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "renaming a new file to "));
     assert_no_fresh_file();
 }
@@ -128,13 +128,13 @@ TEST(folders_are_made_with_their_parents_for_this_user_only)
     struct stat info;
     char deep[200];
     snprintf(deep, sizeof deep, "%s/a//b/c/", folder);
-    ck_assert_msg(cairn_durable_folder(deep, 0700, &why) == CAIRN_OK, "%s", why.text);
-    ck_assert_int_eq(cairn_durable_folder(deep, 0700, &why), CAIRN_OK); // again
+    ck_assert_msg(durable_folder(deep, 0700, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(durable_folder(deep, 0700, &why), CAIRN_OK); // again
     ck_assert_int_eq(stat(deep, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0700);
-    ck_assert_int_eq(cairn_durable_write(path, "x", 1, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_write(path, "x", 1, &why), CAIRN_OK);
     snprintf(deep, sizeof deep, "%s/state/b", folder);
-    ck_assert_int_eq(cairn_durable_folder(deep, 0700, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(durable_folder(deep, 0700, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "state is in the way: it is not a folder"));
 }
 
@@ -156,7 +156,7 @@ TEST_EACH(a_folder_has_the_mode_asked_for_whatever_the_umask, 0, 3)
     char deep[200];
     snprintf(deep, sizeof deep, "%s/a", folder);
     umask(umasks[_i]);
-    ck_assert_int_eq(cairn_durable_folder(deep, 0750, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_folder(deep, 0750, &why), CAIRN_OK);
     ck_assert_int_eq(stat(deep, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0750);
 }
@@ -164,7 +164,7 @@ TEST_EACH(a_folder_has_the_mode_asked_for_whatever_the_umask, 0, 3)
 TEST(a_relative_folder_that_cannot_be_made_is_named_as_a_whole)
 {
     ck_assert_int_eq(chdir("/proc"), 0);
-    ck_assert_int_ne(cairn_durable_folder("coordinator", 0700, &why), CAIRN_OK);
+    ck_assert_int_ne(durable_folder("coordinator", 0700, &why), CAIRN_OK);
     ck_assert_msg(strstr(why.text, "/proc/coordinator") != NULL, "%s", why.text);
 }
 
@@ -176,7 +176,7 @@ TEST(the_parent_is_synced_also_where_the_folder_was_there)
     ck_assert_int_eq(stat(folder, &info), 0);
     for (int i = 0; i < 2; i++) {
         synced_count = 0;
-        ck_assert_int_eq(cairn_durable_folder(deep, 0700, &why), CAIRN_OK);
+        ck_assert_int_eq(durable_folder(deep, 0700, &why), CAIRN_OK);
         ck_assert_uint_gt(synced_count, 0);
         ck_assert_uint_eq(synced[synced_count - 1], info.st_ino);
     }
@@ -188,13 +188,13 @@ TEST(two_daemons_never_share_a_data_folder)
     int second = -1;
     char pid[64];
     snprintf(pid, sizeof pid, "in use by process %ld;", (long)getpid());
-    ck_assert_int_eq(cairn_durable_lock(folder, &first, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_durable_lock(folder, &second, &why), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(durable_lock(folder, &first, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_lock(folder, &second, &why), CAIRN_ERR_BUSY);
     ck_assert_msg(strstr(why.text, pid) != NULL, "%s", why.text);
     ck_assert_int_eq(second, -1);
-    cairn_durable_unlock(first);
-    ck_assert_int_eq(cairn_durable_lock(folder, &second, &why), CAIRN_OK);
-    cairn_durable_unlock(second);
+    durable_unlock(first);
+    ck_assert_int_eq(durable_lock(folder, &second, &why), CAIRN_OK);
+    durable_unlock(second);
 }
 
 TEST(a_killed_daemon_leaves_no_lock)
@@ -205,29 +205,29 @@ TEST(a_killed_daemon_leaves_no_lock)
     ck_assert_int_eq(pipe(ready), 0);
     const pid_t pid = fork();
     if (pid == 0) {
-        if (cairn_durable_lock(folder, &fd, NULL) == CAIRN_OK) byte = 'y';
+        if (durable_lock(folder, &fd, NULL) == CAIRN_OK) byte = 'y';
         if (write(ready[1], &byte, 1) != 1) _exit(1);
         for (;;) pause();
     }
     ck_assert_int_eq(read(ready[0], &byte, 1), 1);
     ck_assert_int_eq(byte, 'y');
-    ck_assert_int_eq(cairn_durable_lock(folder, &fd, &why), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(durable_lock(folder, &fd, &why), CAIRN_ERR_BUSY);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
-    ck_assert_int_eq(cairn_durable_lock(folder, &fd, &why), CAIRN_OK);
-    cairn_durable_unlock(fd);
+    ck_assert_int_eq(durable_lock(folder, &fd, &why), CAIRN_OK);
+    durable_unlock(fd);
 }
 
 TEST(a_data_folder_that_cannot_be_written_says_what_to_do)
 {
     int fd = -1;
     // /proc/self/task takes no files, from root neither.
-    ck_assert_int_eq(cairn_durable_lock("/proc/self/task", &fd, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(durable_lock("/proc/self/task", &fd, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "the data folder /proc/self/task cannot be written"));
     ck_assert_ptr_nonnull(strstr(why.text, "give it to the user that runs the daemon"));
     if (geteuid() == 0) return; // root may write anywhere else
     ck_assert_int_eq(chmod(folder, 0500), 0);
-    ck_assert_int_eq(cairn_durable_lock(folder, &fd, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(durable_lock(folder, &fd, &why), CAIRN_ERR_IO);
     ck_assert_int_eq(chmod(folder, 0700), 0);
 }
 

@@ -41,7 +41,7 @@ static uint8_t *half_gone(void)
 
 static void set_up(void)
 {
-    ck_assert_int_eq(cairn_guard_install(), CAIRN_OK);
+    ck_assert_int_eq(guard_install(), CAIRN_OK);
 }
 
 TEST(a_page_that_is_not_there_ends_the_reading_and_nothing_else)
@@ -49,10 +49,10 @@ TEST(a_page_that_is_not_there_ends_the_reading_and_nothing_else)
     uint8_t *base = half_gone();
     for (int again = 0; again < 3; again++) {
         struct reading whole = { .bytes = base, .count = PAGES * PAGE };
-        const void *at = cairn_guard_run(add_up, &whole);
+        const void *at = guard_run(add_up, &whole);
         ck_assert_ptr_eq(at, base + 2 * PAGE);
         struct reading half = { .bytes = base, .count = 2 * PAGE };
-        ck_assert_ptr_null(cairn_guard_run(add_up, &half));
+        ck_assert_ptr_null(guard_run(add_up, &half));
         ck_assert_uint_eq(half.sum, 2 * PAGE);
     }
     munmap(base, PAGES * PAGE);
@@ -61,7 +61,7 @@ TEST(a_page_that_is_not_there_ends_the_reading_and_nothing_else)
 static void *read_guarded(void *arg)
 {
     struct reading *reading = arg;
-    reading->failed_at = cairn_guard_run(add_up, reading);
+    reading->failed_at = guard_run(add_up, reading);
     return NULL;
 }
 

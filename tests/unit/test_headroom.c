@@ -67,7 +67,7 @@ static struct cairn_headroom headroom(void)
 {
     struct cairn_headroom found;
     struct cairn_sentence why;
-    ck_assert_msg(cairn_headroom_read(root, &found, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(headroom_read(root, &found, &why) == CAIRN_OK, "%s", why.text);
     return found;
 }
 
@@ -145,7 +145,7 @@ TEST(a_host_that_does_not_say_is_an_error)
     struct cairn_headroom found;
     struct cairn_sentence why;
     put("proc/meminfo", "MemTotal: 1000 kB\n");
-    ck_assert_int_eq(cairn_headroom_read(root, &found, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(headroom_read(root, &found, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "/meminfo"));
 }
 
@@ -155,14 +155,14 @@ TEST(a_refusal_says_what_is_needed_what_there_is_and_who_limits)
                                           .limit_bytes = 300 * MIB,
                                           .by = "/sys/fs/cgroup/g" };
     struct cairn_sentence why;
-    ck_assert_int_eq(cairn_headroom_judge(&found, 90 * MIB, "it", &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_headroom_judge(&found, 100 * MIB, "it", &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_eq(headroom_judge(&found, 90 * MIB, "it", &why), CAIRN_OK);
+    ck_assert_int_eq(headroom_judge(&found, 100 * MIB, "it", &why), CAIRN_ERR_NO_MEMORY);
     ck_assert_ptr_nonnull(strstr(why.text, "it needs 104857600 bytes"));
     ck_assert_ptr_nonnull(strstr(why.text, "104857600 are available"));
     ck_assert_ptr_nonnull(strstr(why.text, "of /sys/fs/cgroup/g, which has 314572800"));
-    ck_assert_int_eq(cairn_headroom_judge(&found, UINT64_MAX, "it", &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_eq(headroom_judge(&found, UINT64_MAX, "it", &why), CAIRN_ERR_NO_MEMORY);
     const struct cairn_headroom none = { .by = "nothing" };
-    ck_assert_int_eq(cairn_headroom_judge(&none, 0, "it", &why), CAIRN_OK);
+    ck_assert_int_eq(headroom_judge(&none, 0, "it", &why), CAIRN_OK);
 }
 
 /* ---- the lock ---- */
@@ -173,16 +173,15 @@ TEST(one_at_a_time_has_the_lock_and_the_other_hears_who_does)
     struct cairn_sentence why;
     char holder[64];
     int first, second;
-    ck_assert_int_eq(cairn_host_lock_take(root, 1000, &canceled, &first, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_host_lock_take(root, 20, &canceled, &second, &why), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(host_lock_take(root, 1000, &canceled, &first, &why), CAIRN_OK);
+    ck_assert_int_eq(host_lock_take(root, 20, &canceled, &second, &why), CAIRN_ERR_BUSY);
     snprintf(holder, sizeof holder, "process %d ", (int)getpid());
     ck_assert_msg(strstr(why.text, holder) != NULL, "%s", why.text);
     canceled = true;
-    ck_assert_int_eq(cairn_host_lock_take(root, 1000, &canceled, &second, &why),
-                     CAIRN_ERR_CANCELED);
+    ck_assert_int_eq(host_lock_take(root, 1000, &canceled, &second, &why), CAIRN_ERR_CANCELED);
     canceled = false;
     close(first);
-    ck_assert_int_eq(cairn_host_lock_take(root, 1000, &canceled, &second, &why), CAIRN_OK);
+    ck_assert_int_eq(host_lock_take(root, 1000, &canceled, &second, &why), CAIRN_OK);
     close(second);
 }
 
@@ -191,8 +190,7 @@ TEST(a_lock_that_cannot_be_opened_says_so)
     atomic_bool canceled = false;
     struct cairn_sentence why;
     int fd;
-    ck_assert_int_eq(cairn_host_lock_take("/nowhere/at/all", 1000, &canceled, &fd, &why),
-                     CAIRN_ERR_IO);
+    ck_assert_int_eq(host_lock_take("/nowhere/at/all", 1000, &canceled, &fd, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "/nowhere/at/all"));
 }
 

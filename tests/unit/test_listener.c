@@ -17,8 +17,8 @@
 static uv_loop_t loop;
 static uv_async_t clients_done;
 static uv_timer_t watch;
-static struct cairn_listener *listener;
-static struct cairn_listener_options options;
+static struct listener *listener;
+static struct listener_options options;
 static int hello_count;
 static int echo_count;
 static int gone_count;
@@ -38,11 +38,11 @@ static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, v
     } else if (frame->payload_bytes > 0) {
         error.text = "no";
         ck_assert_int_eq(cairn_peer_send(peer, 3, frame->request, &error.base), CAIRN_OK);
-        cairn_peer_finish(peer, CAIRN_ERR_VERSION, "another version");
+        peer_finish(peer, CAIRN_ERR_VERSION, "another version");
     } else {
         hello_count++;
-        cairn_peer_set_context(peer, &hello_count);
-        cairn_peer_admit(peer);
+        peer_set_context(peer, &hello_count);
+        peer_admit(peer);
         ck_assert_int_eq(cairn_peer_send(peer, 2, frame->request, &welcome.base), CAIRN_OK);
     }
 }
@@ -50,13 +50,13 @@ static void on_frame(struct cairn_peer *peer, const struct cairn_frame *frame, v
 static void on_gone(struct cairn_peer *peer, cairn_status status, const char *why, void *context)
 {
     ck_assert_ptr_eq(context, &loop);
-    ck_assert_ptr_nonnull(cairn_peer_name(peer));
+    ck_assert_ptr_nonnull(peer_name(peer));
     gone_count++;
     gone_status = status;
     snprintf(gone_why, sizeof gone_why, "%s", why);
 }
 
-static const struct cairn_listener_events events = { on_frame, on_gone };
+static const struct listener_events events = { on_frame, on_gone };
 
 static void on_clients_done(uv_async_t *async)
 {
@@ -85,17 +85,17 @@ static void setup(void)
     uv_async_init(&loop, &clients_done, on_clients_done);
     uv_timer_init(&loop, &watch);
     uv_timer_start(&watch, on_patience_end, 50000, 0);
-    options = (struct cairn_listener_options) { .listen = "127.0.0.1:0",
-                                                .connections_max = 4096,
-                                                .half_open_max = 64,
-                                                .hello_timeout_ms = 5000,
-                                                .send_queue_bytes = 1 << 20 };
+    options = (struct listener_options) { .listen = "127.0.0.1:0",
+                                          .connections_max = 4096,
+                                          .half_open_max = 64,
+                                          .hello_timeout_ms = 5000,
+                                          .send_queue_bytes = 1 << 20 };
 }
 
 static void open_listener(void)
 {
     struct cairn_sentence why;
-    ck_assert_msg(cairn_listener_open(&loop, &options, 1, 90, &events, &loop, &listener, &why) ==
+    ck_assert_msg(listener_open(&loop, &options, 1, 90, &events, &loop, &listener, &why) ==
                       CAIRN_OK,
                   "%s", why.text);
 }
@@ -103,8 +103,8 @@ static void open_listener(void)
 static void teardown(void)
 {
     if (listener != NULL) {
-        cairn_listener_close(listener, on_closed);
-        cairn_listener_close(listener, on_closed);
+        listener_close(listener, on_closed);
+        listener_close(listener, on_closed);
     }
     uv_close((uv_handle_t *)&clients_done, NULL);
     uv_close((uv_handle_t *)&watch, NULL);
@@ -117,7 +117,7 @@ static void teardown(void)
 
 static uint16_t listener_port(void)
 {
-    return (uint16_t)atoi(strrchr(cairn_listener_address(listener), ':') + 1);
+    return (uint16_t)atoi(strrchr(listener_address(listener), ':') + 1);
 }
 
 static int client_connect(void)
@@ -189,7 +189,7 @@ static void one_good_client(void)
 TEST(a_good_peer_is_served_and_its_end_is_told)
 {
     open_listener();
-    ck_assert_int_eq(strncmp(cairn_listener_address(listener), "127.0.0.1:", 10), 0);
+    ck_assert_int_eq(strncmp(listener_address(listener), "127.0.0.1:", 10), 0);
     run_with(one_good_client);
     settle();
     ck_assert_int_eq(hello_count, 1);
@@ -359,7 +359,7 @@ TEST(closing_the_listener_ends_its_peers)
 {
     open_listener();
     run_with(one_client_that_stays);
-    cairn_listener_close(listener, on_closed);
+    listener_close(listener, on_closed);
     while (closed_count == 0) uv_run(&loop, UV_RUN_ONCE);
     ck_assert_int_eq(gone_count, 1);
     ck_assert_str_eq(gone_why, "the daemon stops");
@@ -373,7 +373,7 @@ TEST(only_loopback_unless_insecure_is_said)
 {
     struct cairn_sentence why;
     options.listen = "0.0.0.0:0";
-    ck_assert_int_eq(cairn_listener_open(&loop, &options, 1, 90, &events, &loop, &listener, &why),
+    ck_assert_int_eq(listener_open(&loop, &options, 1, 90, &events, &loop, &listener, &why),
                      CAIRN_ERR_REFUSED);
     ck_assert_ptr_nonnull(strstr(why.text, "0.0.0.0:0: it is not a loopback address"));
     ck_assert_ptr_nonnull(strstr(why.text, "insecure_network = yes"));
@@ -386,11 +386,11 @@ TEST(a_star_is_every_address)
 {
     struct cairn_sentence why;
     options.listen = "*:0";
-    ck_assert_int_eq(cairn_listener_judge(&options, &why), CAIRN_ERR_REFUSED);
+    ck_assert_int_eq(listener_judge(&options, &why), CAIRN_ERR_REFUSED);
     ck_assert_ptr_nonnull(strstr(why.text, "*:0: it is not a loopback address"));
     options.insecure_network = true;
     open_listener();
-    ck_assert_int_eq(strncmp(cairn_listener_address(listener), "0.0.0.0:", 8), 0);
+    ck_assert_int_eq(strncmp(listener_address(listener), "0.0.0.0:", 8), 0);
 }
 
 /* Of those that no host has (RFC 5737), as before DHCP has given one. */
@@ -399,7 +399,7 @@ TEST(an_address_that_no_device_has_yet_is_listened_on)
     options.listen = "198.51.100.7:0 127.0.0.1:0";
     options.insecure_network = true;
     open_listener();
-    ck_assert_int_eq(strncmp(cairn_listener_address(listener), "198.51.100.7:", 13), 0);
+    ck_assert_int_eq(strncmp(listener_address(listener), "198.51.100.7:", 13), 0);
 }
 
 /* As the host's own name does where /etc/hosts has it at 127.0.1.1. */
@@ -407,26 +407,26 @@ TEST(a_name_that_leads_to_loopback_is_refused_where_other_hosts_are_to_come)
 {
     struct cairn_sentence why;
     options.listen = "127.1:0"; // no written form of an address, but the name service takes it
-    ck_assert_int_eq(cairn_listener_judge(&options, &why), CAIRN_OK);
+    ck_assert_int_eq(listener_judge(&options, &why), CAIRN_OK);
     options.insecure_network = true;
-    ck_assert_int_eq(cairn_listener_judge(&options, &why), CAIRN_ERR_CONFIG);
+    ck_assert_int_eq(listener_judge(&options, &why), CAIRN_ERR_CONFIG);
     ck_assert_msg(strstr(why.text, "127.1 leads to 127.0.0.1 here, which no other host reaches") !=
                       NULL,
                   "%s", why.text);
     ck_assert_ptr_nonnull(strstr(why.text, "or *:0"));
     options.listen = "localhost:0 127.0.0.1:0";
-    ck_assert_int_eq(cairn_listener_judge(&options, &why), CAIRN_OK);
+    ck_assert_int_eq(listener_judge(&options, &why), CAIRN_OK);
 }
 
 TEST(a_port_in_use_is_named)
 {
     struct cairn_sentence why;
-    struct cairn_listener *second = NULL;
+    struct listener *second = NULL;
     open_listener();
-    options.listen = (char *)cairn_listener_address(listener);
-    ck_assert_int_eq(cairn_listener_open(&loop, &options, 1, 90, &events, &loop, &second, &why),
+    options.listen = (char *)listener_address(listener);
+    ck_assert_int_eq(listener_open(&loop, &options, 1, 90, &events, &loop, &second, &why),
                      CAIRN_ERR_BUSY);
-    ck_assert_ptr_nonnull(strstr(why.text, cairn_listener_address(listener)));
+    ck_assert_ptr_nonnull(strstr(why.text, listener_address(listener)));
     ck_assert_ptr_null(second);
 }
 

@@ -11,7 +11,7 @@
 
 static char line[4096];
 
-static const char *format(const char *message, const struct cairn_log_field *fields, size_t count)
+static const char *format(const char *message, const struct log_field *fields, size_t count)
 {
     const size_t length = cairn_log_format(CAIRN_LOG_LOGFMT, line, sizeof line - 1, "T", "info",
                                            "s0", message, fields, count);
@@ -55,7 +55,7 @@ TEST(a_long_line_is_cut_within_its_quotes)
 
 TEST(a_line_is_an_object_of_json)
 {
-    const struct cairn_log_field fields[] = { { "peer", "a \"b\"\n", 0 }, { "step", NULL, 41 } };
+    const struct log_field fields[] = { { "peer", "a \"b\"\n", 0 }, { "step", NULL, 41 } };
     size_t length = cairn_log_format(CAIRN_LOG_JSON, line, sizeof line - 1, "T", "info", "s0",
                                      "it\xc3\xa9\x7f\xc3", fields, 2); // a name, and a cut one
     line[length] = '\0';
@@ -93,7 +93,7 @@ static const char *capture(void (*work)(void))
 
 static void log_at_all_levels(void)
 {
-    cairn_log_init("shard-0", CAIRN_LOG_WARN);
+    log_init("shard-0", CAIRN_LOG_WARN);
     cairn_log_error("one");
     cairn_log_warn("two %d", 2);
     cairn_log_info("three");
@@ -115,27 +115,27 @@ static void log_to_the_journal(void)
 {
     struct stat info;
     char stream[64];
-    struct cairn_log_options options = { .level = "", .format = "json" };
+    struct log_options options = { .level = "", .format = "json" };
     ck_assert_int_eq(fstat(STDERR_FILENO, &info), 0);
     snprintf(stream, sizeof stream, "%llu:%llu", (unsigned long long)info.st_dev,
              (unsigned long long)info.st_ino);
     setenv("JOURNAL_STREAM", stream, 1);
-    cairn_log_init("other", CAIRN_LOG_INFO);
-    cairn_log_set("s1", &options);
+    log_init("other", CAIRN_LOG_INFO);
+    log_set("s1", &options);
     cairn_log_error("one");
     cairn_log_debug("unheard");
-    ck_assert(cairn_log_toggle_debug());
+    ck_assert(log_toggle_debug());
     cairn_log_debug("two");
-    ck_assert(!cairn_log_toggle_debug());
+    ck_assert(!log_toggle_debug());
     cairn_log_debug("unheard");
     options.format = "logfmt";
-    cairn_log_set("s1", &options);
+    log_set("s1", &options);
     cairn_log_info("three");
     setenv("JOURNAL_STREAM", "1:2", 1); // another one's stderr
-    cairn_log_init("s1", CAIRN_LOG_INFO);
+    log_init("s1", CAIRN_LOG_INFO);
     cairn_log_warn("four");
     unsetenv("JOURNAL_STREAM");
-    cairn_log_init("s1", CAIRN_LOG_INFO);
+    log_init("s1", CAIRN_LOG_INFO);
 }
 
 TEST(the_journal_gets_priorities)
@@ -151,12 +151,12 @@ TEST(the_journal_gets_priorities)
 
 static void log_of_jobs(void)
 {
-    cairn_log_init("s1", CAIRN_LOG_INFO);
+    log_init("s1", CAIRN_LOG_INFO);
     cairn_log_warn("job %s: shard %s holds round %llu up: %.1f s, %zu bytes, %d of %*d, shard %s",
                    "a", "s0", 7ull, 1.5, (size_t)9, -1, 4, 5, "s1");
     cairn_log_info("snapshot %s of job %s at step %u, rank %d: 100 %%", "s 1", "b", 12u, -3);
     cairn_log_info("job %016llx, the shard%s, %s", 5ull, "s", "job c shard d");
-    cairn_log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", "given", 0 }), "of job %s", "said");
+    log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", "given", 0 }), "of job %s", "said");
 }
 
 TEST(the_words_of_a_sentence_are_fields)
@@ -171,11 +171,11 @@ TEST(the_words_of_a_sentence_are_fields)
 
 static void log_a_flood(void)
 {
-    struct cairn_log_limit limit = { 0 };
-    cairn_log_init(NULL, CAIRN_LOG_INFO);
-    for (int i = 0; i < 1000; i++) cairn_log_limited(&limit, CAIRN_LOG_WARN, "garbage %d", i);
+    struct log_limit limit = { 0 };
+    log_init(NULL, CAIRN_LOG_INFO);
+    for (int i = 0; i < 1000; i++) log_limited(&limit, CAIRN_LOG_WARN, "garbage %d", i);
     limit.next_ms = 0; // as if a second had passed
-    cairn_log_limited(&limit, CAIRN_LOG_WARN, "more");
+    log_limited(&limit, CAIRN_LOG_WARN, "more");
 }
 
 TEST(a_flood_of_one_kind_is_one_line_and_a_count)
@@ -219,10 +219,10 @@ TEST(a_log_that_nobody_reads_holds_nobody_up_and_says_what_it_lost)
 
 TEST(a_level_is_one_of_four_words)
 {
-    enum cairn_log_level level = CAIRN_LOG_ERROR;
-    ck_assert(cairn_log_level_parse("debug", &level));
+    enum log_level level = CAIRN_LOG_ERROR;
+    ck_assert(log_level_parse("debug", &level));
     ck_assert_int_eq(level, CAIRN_LOG_DEBUG);
-    ck_assert(!cairn_log_level_parse("loud", &level));
+    ck_assert(!log_level_parse("loud", &level));
     ck_assert_int_eq(level, CAIRN_LOG_DEBUG);
 }
 

@@ -88,7 +88,7 @@ TEST(weights_are_tensors_that_are_trained)
     sample_weights_write(path, weights, 2);
     const char *const ways[] = { path, root };
     for (int i = 0; i < 2; i++) {
-        ck_assert_msg(cairn_ctl_plan_spec(ways[i], &spec, &why) == CAIRN_OK, "%s", why.text);
+        ck_assert_msg(ctl_plan_spec(ways[i], &spec, &why) == CAIRN_OK, "%s", why.text);
         ck_assert_uint_eq(spec.tensor_count, 2);
         ck_assert_int_eq(spec.tensors[0].wire, CAIRN_BF16);
         ck_assert_int_eq(spec.tensors[0].kind, CAIRN_TRAINED);

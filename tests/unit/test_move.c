@@ -7,26 +7,26 @@
 
 #define MAX 4
 
-static struct cairn_move_config config;
+static struct move_config config;
 static struct cairn_move *move;
-static struct cairn_move_action list[CAIRN_MOVE_ACTIONS_MAX];
-static struct cairn_move_actions out;
+static struct move_action list[CAIRN_MOVE_ACTIONS_MAX];
+static struct move_actions out;
 
 /* A new incarnation. */
 static void make(void)
 {
     free(move);
-    void *memory = malloc(cairn_move_bytes(&config));
+    void *memory = malloc(move_bytes(&config));
     ck_assert_ptr_nonnull(memory);
-    move = cairn_move_init(memory, &config);
-    out = (struct cairn_move_actions) { list, 0, CAIRN_MOVE_ACTIONS_MAX };
+    move = move_init(memory, &config);
+    out = (struct move_actions) { list, 0, CAIRN_MOVE_ACTIONS_MAX };
 }
 
 /* Two shards, layout 1. */
 static void setup(void)
 {
     move = NULL;
-    config = (struct cairn_move_config) { .shard_max = MAX, .shard_count = 2, .layout = 1 };
+    config = (struct move_config) { .shard_max = MAX, .shard_count = 2, .layout = 1 };
     make();
 }
 
@@ -36,13 +36,13 @@ static void teardown(void)
 }
 
 /* An event, and its actions alone. */
-static void give(const struct cairn_move_event *event)
+static void give(const struct move_event *event)
 {
     out.count = 0;
-    cairn_move_on_event(move, event, &out);
+    move_on_event(move, event, &out);
 }
 
-#define GIVE(...) give(&(const struct cairn_move_event) { __VA_ARGS__ })
+#define GIVE(...) give(&(const struct move_event) { __VA_ARGS__ })
 
 static void begin(uint64_t layout, uint32_t shards, uint8_t gone, bool back)
 {
@@ -60,7 +60,7 @@ static void moved(uint32_t shard, uint64_t layout)
     GIVE(.kind = CAIRN_MOVE_MOVED, .shard = shard, .layout = layout);
 }
 
-static const struct cairn_move_action *expect(size_t index, enum cairn_move_action_kind kind)
+static const struct move_action *expect(size_t index, enum move_action_kind kind)
 {
     ck_assert_uint_lt(index, out.count);
     ck_assert_int_eq(list[index].kind, kind);
@@ -85,7 +85,7 @@ static void cut_over(void)
 {
     cut();
     GIVE(.kind = CAIRN_MOVE_IN_FORCE, .layout = 2);
-    ck_assert_int_eq(cairn_move_stage_of(move), CAIRN_MOVE_MOVING);
+    ck_assert_int_eq(move_stage_of(move), CAIRN_MOVE_MOVING);
 }
 
 TEST(a_slice_is_prepared_by_all_and_settled_when_all_are_whole)
@@ -97,8 +97,8 @@ TEST(a_slice_is_prepared_by_all_and_settled_when_all_are_whole)
     prepared(1, 1); // of another attempt
     prepared(1, 2);
     ck_assert_uint_eq(out.count, 0);
-    ck_assert(cairn_move_waits_for(move, 2));
-    ck_assert(!cairn_move_waits_for(move, 1));
+    ck_assert(move_waits_for(move, 2));
+    ck_assert(!move_waits_for(move, 1));
     prepared(2, 2);
     ck_assert(!expect(0, CAIRN_MOVE_CUT_OVER)->back);
     moved(0, 2); // nobody is, yet
@@ -109,12 +109,12 @@ TEST(a_slice_is_prepared_by_all_and_settled_when_all_are_whole)
     moved(2, 2);
     moved(1, 1);
     ck_assert_uint_eq(out.count, 0);
-    ck_assert(cairn_move_waits_for(move, 1));
+    ck_assert(move_waits_for(move, 1));
     moved(1, 2);
     ck_assert_uint_eq(expect(0, CAIRN_MOVE_SETTLE)->shard, CAIRN_MOVE_ALL);
     expect_ended(1, CAIRN_OK);
-    ck_assert_int_eq(cairn_move_stage_of(move), CAIRN_MOVE_REST);
-    ck_assert_uint_eq(cairn_move_layout(move), 2);
+    ck_assert_int_eq(move_stage_of(move), CAIRN_MOVE_REST);
+    ck_assert_uint_eq(move_layout(move), 2);
 }
 
 TEST(who_did_not_hear_that_it_is_settled_is_told_again)
@@ -135,7 +135,7 @@ TEST(a_refusal_takes_the_slice_back)
     ck_assert_uint_eq(expect(1, CAIRN_MOVE_ENDED)->shard, 1);
     expect_ended(1, CAIRN_ERR_NO_MEMORY);
     begin(2, 3, 0, false); // the next one may have the same number
-    ck_assert(cairn_move_waits_for(move, 0));
+    ck_assert(move_waits_for(move, 0));
 }
 
 TEST(a_shard_that_goes_away_takes_the_slice_back_while_that_can_be)
@@ -208,7 +208,7 @@ TEST(a_newcomer_that_is_lost_takes_the_slice_back_after_it_was_in_force)
     ck_assert_uint_eq(out.count, 0);
     GIVE(.kind = CAIRN_MOVE_SHARD_DOWN, .shard = 1);
     expect_ended(1, CAIRN_ERR_UNREACHABLE);
-    ck_assert_int_eq(cairn_move_stage_of(move), CAIRN_MOVE_LOST); // nothing else can be begun
+    ck_assert_int_eq(move_stage_of(move), CAIRN_MOVE_LOST); // nothing else can be begun
     begin(3, 3, 1 << 2, true);
     prepared(0, 3);
     prepared(1, 3);
@@ -228,7 +228,7 @@ TEST(a_newcomer_that_is_lost_on_the_way_to_the_disk_is_lost_once_the_layout_is_i
     ck_assert_uint_eq(out.count, 0);
     GIVE(.kind = CAIRN_MOVE_IN_FORCE, .layout = 2);
     expect_ended(0, CAIRN_ERR_JOB_LOST);
-    ck_assert_int_eq(cairn_move_stage_of(move), CAIRN_MOVE_LOST);
+    ck_assert_int_eq(move_stage_of(move), CAIRN_MOVE_LOST);
 }
 
 TEST(a_shard_with_nothing_that_is_lost_between_slices_is_to_be_left_out)
@@ -247,12 +247,12 @@ TEST(a_shard_that_is_lost_while_a_slice_is_prepared_takes_that_back_first)
     begin(2, 3, 0, false);
     GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 2); // it was to join
     expect_ended(1, CAIRN_ERR_UNREACHABLE);
-    ck_assert_int_eq(cairn_move_stage_of(move), CAIRN_MOVE_REST);
+    ck_assert_int_eq(move_stage_of(move), CAIRN_MOVE_REST);
     begin(2, 3, 0, false);
     GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 1);
     expect(0, CAIRN_MOVE_UNPREPARE);
     expect_ended(1, CAIRN_ERR_JOB_LOST);
-    ck_assert_int_eq(cairn_move_stage_of(move), CAIRN_MOVE_LOST);
+    ck_assert_int_eq(move_stage_of(move), CAIRN_MOVE_LOST);
 }
 
 TEST(a_shard_that_is_lost_before_the_slice_that_leaves_it_out_takes_that_back)
@@ -272,25 +272,24 @@ TEST(a_shard_that_is_lost_before_the_slice_that_leaves_it_out_takes_that_back)
 
 TEST(it_is_known_who_is_whole)
 {
-    ck_assert(cairn_move_has_moved(move, 1)); // nothing has moved
-    ck_assert(!cairn_move_has_moved(move, 2));
+    ck_assert(move_has_moved(move, 1)); // nothing has moved
+    ck_assert(!move_has_moved(move, 2));
     cut_over();
-    ck_assert(!cairn_move_has_moved(move, 1));
+    ck_assert(!move_has_moved(move, 1));
     GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 2);
     moved(1, 2);
-    ck_assert(cairn_move_has_moved(move, 1));
+    ck_assert(move_has_moved(move, 1));
 }
 
 TEST(a_configuration_that_cannot_work_has_no_size)
 {
-    const struct cairn_move_config bad[] = {
+    const struct move_config bad[] = {
         { .shard_max = 0, .shard_count = 1 },
         { .shard_max = 2, .shard_count = 0 },
         { .shard_max = 2, .shard_count = 3 },
         { .shard_max = UINT32_MAX, .shard_count = 1 },
     };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        ck_assert_uint_eq(cairn_move_bytes(&bad[i]), 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) ck_assert_uint_eq(move_bytes(&bad[i]), 0);
 }
 
 SUITE(30, setup, teardown);

@@ -26,7 +26,7 @@ static int shared(size_t bytes)
     return fd;
 }
 
-static size_t resident(const struct cairn_arena *arena)
+static size_t resident(const struct arena *arena)
 {
     static unsigned char there[16 * LARGE / 4096];
     const size_t pages = (arena->bytes + 4095) / 4096;
@@ -79,11 +79,10 @@ TEST(what_is_there_stays_and_what_is_not_is_zero)
 /* Two neighbours that share a large page, as pieces of a plane with gaps do. */
 TEST(what_is_taken_is_there_and_nothing_beside_it)
 {
-    struct cairn_arena arena;
+    struct arena arena;
     struct cairn_sentence why;
-    ck_assert_int_eq(
-        cairn_arena_open_state("test", 8 * LARGE + 10, 0, CAIRN_STREAM_WIRE, &arena, &why),
-        CAIRN_OK);
+    ck_assert_int_eq(arena_open_state("test", 8 * LARGE + 10, 0, CAIRN_STREAM_WIRE, &arena, &why),
+                     CAIRN_OK);
     ck_assert_int_eq(cairn_arena_take(&arena, LARGE + 4096, 2 * LARGE), CAIRN_OK);
     ck_assert_uint_eq(resident(&arena), 2 * LARGE);
     ck_assert_int_eq(cairn_arena_take(&arena, 3 * LARGE + 4096, 1), CAIRN_OK);
@@ -93,20 +92,20 @@ TEST(what_is_taken_is_there_and_nothing_beside_it)
     ck_assert_uint_ge(resident(&arena), 8 * LARGE + 10);
     for (size_t i = 0; i < arena.bytes; i += 4096)
         ck_assert_uint_eq(arena.base[i], i == LARGE + 4096 ? 7 : 0);
-    cairn_arena_close(&arena);
+    arena_close(&arena);
 }
 
 TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
 {
-    struct cairn_arena arena;
+    struct arena arena;
     struct cairn_sentence why;
-    ck_assert_int_eq(cairn_arena_open_scratch("test", 3 * LARGE, &arena, &why), CAIRN_OK);
+    ck_assert_int_eq(arena_open_scratch("test", 3 * LARGE, &arena, &why), CAIRN_OK);
     ck_assert_int_eq(cairn_arena_take(&arena, 100, 2 * LARGE), CAIRN_OK);
     unsigned char there[3 * LARGE / 4096];
     ck_assert_int_eq(mincore(arena.base, arena.bytes, there), 0);
     for (size_t i = 0; i <= 2 * LARGE / 4096; i++) ck_assert(there[i] & 1);
-    cairn_arena_close(&arena);
-    ck_assert_int_eq(cairn_arena_open_shared(cairn_home_host(), "test", 3 * LARGE, &arena, &why),
+    arena_close(&arena);
+    ck_assert_int_eq(arena_open_shared(cairn_home_host(), "test", 3 * LARGE, &arena, &why),
                      CAIRN_OK);
     int fd;
     uint64_t bytes;
@@ -116,7 +115,7 @@ TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
     close(fd);
     ck_assert_int_eq(cairn_arena_take(&arena, 0, LARGE), CAIRN_OK);
     ck_assert_int_eq(cairn_arena_take(&arena, LARGE, LARGE), CAIRN_ERR_NO_MEMORY);
-    cairn_arena_close(&arena);
+    arena_close(&arena);
 }
 
 /* How many descriptors this process has open. */
@@ -130,10 +129,10 @@ static size_t open_count(void)
 TEST(what_is_larger_than_a_segment_lies_in_several_and_each_can_be_given_back)
 {
     const size_t page = 4096, bytes = 2 * CAIRN_SEGMENT_BYTES + 10;
-    struct cairn_arena arena;
+    struct arena arena;
     struct cairn_sentence why;
     const size_t before = open_count();
-    ck_assert_int_eq(cairn_arena_open_state("test", bytes, 0, CAIRN_STREAM_PARAM, &arena, &why),
+    ck_assert_int_eq(arena_open_state("test", bytes, 0, CAIRN_STREAM_PARAM, &arena, &why),
                      CAIRN_OK);
     ck_assert_uint_eq(cairn_home_memory_segments(&arena.memory), 3);
     ck_assert_uint_eq(open_count(), before + 3);
@@ -145,18 +144,17 @@ TEST(what_is_larger_than_a_segment_lies_in_several_and_each_can_be_given_back)
     memset(end - page, 7, 2 * page);
     ck_assert_uint_eq(end[-1], 7);
     ck_assert_uint_eq(arena.base[bytes - 1], 0);
-    cairn_arena_give_segment(&arena, 0);
-    cairn_arena_give_segment(&arena, 0);
+    arena_give_segment(&arena, 0);
+    arena_give_segment(&arena, 0);
     ck_assert_uint_eq(open_count(), before + 2);
     ck_assert_uint_eq(end[page - 1], 7); // the next one is as it was
     unsigned char there;
     ck_assert_int_eq(mincore(end - page, page, &there), 0);
     ck_assert_uint_eq(there & 1, 0); // and that one has none
-    cairn_arena_close(&arena);
+    arena_close(&arena);
     ck_assert_uint_eq(open_count(), before);
-    ck_assert_int_eq(
-        cairn_arena_open_state("huge", UINT64_MAX / 4, 0, CAIRN_STREAM_SUM, &arena, &why),
-        CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_eq(arena_open_state("huge", UINT64_MAX / 4, 0, CAIRN_STREAM_SUM, &arena, &why),
+                     CAIRN_ERR_NO_MEMORY);
     ck_assert_ptr_nonnull(strstr(why.text, "of memory for huge"));
     ck_assert_uint_eq(open_count(), before);
 }
@@ -182,28 +180,28 @@ TEST(a_file_of_pages_larger_still_is_mapped_too)
 TEST(an_arena_with_room_gets_more_bytes_and_fewer)
 {
     const uint64_t bytes = CAIRN_SEGMENT_BYTES + 100, more = 3 * CAIRN_SEGMENT_BYTES + 5;
-    struct cairn_arena state, shared;
+    struct arena state, shared;
     struct cairn_sentence why;
     const size_t before = open_count();
-    ck_assert_int_eq(cairn_arena_open_state("test", bytes, more, CAIRN_STREAM_PARAM, &state, &why),
+    ck_assert_int_eq(arena_open_state("test", bytes, more, CAIRN_STREAM_PARAM, &state, &why),
                      CAIRN_OK);
-    ck_assert_int_eq(cairn_arena_open_shared_room("test", bytes, more, &shared, &why), CAIRN_OK);
+    ck_assert_int_eq(arena_open_shared_room("test", bytes, more, &shared, &why), CAIRN_OK);
     uint8_t *const at = state.base, *const shown = shared.base;
     at[0] = at[bytes - 1] = shown[0] = shown[bytes - 1] = 7;
-    ck_assert_int_eq(cairn_arena_resize(&state, "test", more, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_arena_resize(&shared, "test", more, &why), CAIRN_OK);
+    ck_assert_int_eq(arena_resize(&state, "test", more, &why), CAIRN_OK);
+    ck_assert_int_eq(arena_resize(&shared, "test", more, &why), CAIRN_OK);
     ck_assert_uint_eq(open_count(), before + 8);
     ck_assert(state.base == at && shared.base == shown);
     ck_assert(at[0] == 7 && at[bytes - 1] == 7 && at[more - 1] == 0);
     ck_assert(shown[0] == 7 && shown[bytes - 1] == 7 && shown[more - 1] == 0);
-    ck_assert_int_eq(cairn_arena_resize(&state, "test", more + CAIRN_SEGMENT_BYTES, &why),
+    ck_assert_int_eq(arena_resize(&state, "test", more + CAIRN_SEGMENT_BYTES, &why),
                      CAIRN_ERR_NO_MEMORY);
     ck_assert_uint_eq(state.bytes, more);
-    ck_assert_int_eq(cairn_arena_resize(&shared, "test", 100, &why), CAIRN_OK);
+    ck_assert_int_eq(arena_resize(&shared, "test", 100, &why), CAIRN_OK);
     ck_assert_uint_eq(open_count(), before + 5);
     ck_assert_uint_eq(shown[0], 7);
-    cairn_arena_close(&state);
-    cairn_arena_close(&shared);
+    arena_close(&state);
+    arena_close(&shared);
     ck_assert_uint_eq(open_count(), before);
 }
 

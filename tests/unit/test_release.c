@@ -10,7 +10,7 @@
 
 static uv_loop_t loop;
 static struct cairn_shard shard;
-static struct cairn_arena arena;
+static struct arena arena;
 static bool malloc_fails;
 
 void *__real_malloc(size_t bytes);
@@ -34,16 +34,15 @@ static void set_up(void)
     shard.up = &up;
     shard.memory.budget = (struct cairn_budget) { .limit_bytes = ARENA_BYTES,
                                                   .used_bytes = ARENA_BYTES };
-    ck_assert_int_eq(cairn_pool_open(&loop, "release", 1, NULL, &shard.memory.releaser, &why),
-                     CAIRN_OK);
-    ck_assert_int_eq(cairn_arena_open_scratch("some", ARENA_BYTES, &arena, &why), CAIRN_OK);
+    ck_assert_int_eq(pool_open(&loop, "release", 1, NULL, &shard.memory.releaser, &why), CAIRN_OK);
+    ck_assert_int_eq(arena_open_scratch("some", ARENA_BYTES, &arena, &why), CAIRN_OK);
     memset(arena.base, 1, ARENA_BYTES);
 }
 
 static void tear_down(void)
 {
-    cairn_pool_close(shard.memory.releaser, NULL, NULL);
-    cairn_release_close(&shard);
+    pool_close(shard.memory.releaser, NULL, NULL);
+    release_close(&shard);
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
@@ -57,7 +56,7 @@ TEST(bytes_are_the_budgets_again_when_the_arenas_before_them_are_gone)
 {
     cairn_release(&shard, &arena);
     ck_assert_ptr_null(arena.base);
-    cairn_release_bytes(&shard, ARENA_BYTES, NULL);
+    release_bytes(&shard, ARENA_BYTES, NULL);
     ck_assert_uint_eq(shard.memory.budget.used_bytes, ARENA_BYTES);
     until_all_are_back();
     ck_assert_uint_eq(shard.memory.budget.used_bytes, 0);
@@ -67,7 +66,7 @@ TEST(without_memory_they_go_with_the_newest_arena)
 {
     cairn_release(&shard, &arena);
     malloc_fails = true;
-    cairn_release_bytes(&shard, ARENA_BYTES, NULL);
+    release_bytes(&shard, ARENA_BYTES, NULL);
     malloc_fails = false;
     ck_assert_uint_eq(shard.memory.budget.used_bytes, ARENA_BYTES);
     until_all_are_back();
@@ -78,7 +77,7 @@ TEST(without_memory_and_anything_on_its_way_all_is_done_at_once)
 {
     malloc_fails = true;
     cairn_release(&shard, &arena);
-    cairn_release_bytes(&shard, ARENA_BYTES, NULL);
+    release_bytes(&shard, ARENA_BYTES, NULL);
     malloc_fails = false;
     ck_assert_ptr_null(arena.base);
     ck_assert_ptr_null(shard.memory.releases);

@@ -6,24 +6,24 @@
 
 #define MIB ((uint64_t)1 << 20)
 
-static struct cairn_cluster_reshard_pace pace;
+static struct coord_reshard_pace pace;
 
 /* Two steps, then the next slice. */
 static void slice_after(uint32_t first_us, uint32_t second_us)
 {
-    cairn_cluster_reshard_pace_step(&pace, first_us);
-    cairn_cluster_reshard_pace_step(&pace, second_us);
-    cairn_cluster_reshard_pace_slice(&pace);
+    coord_reshard_pace_step(&pace, first_us);
+    coord_reshard_pace_step(&pace, second_us);
+    coord_reshard_pace_slice(&pace);
 }
 
 static void begin(void)
 {
-    cairn_cluster_reshard_pace_begin(&pace, 0, 100000);
+    coord_reshard_pace_begin(&pace, 0, 100000);
 }
 
 TEST(slices_grow_while_no_step_is_longer_for_them)
 {
-    cairn_cluster_reshard_pace_slice(&pace); // the first one: nothing is known
+    coord_reshard_pace_slice(&pace); // the first one: nothing is known
     ck_assert_uint_eq(pace.most_bytes, 8 * MIB);
     slice_after(99000, 104000);
     ck_assert_uint_eq(pace.most_bytes, 16 * MIB);
@@ -41,7 +41,7 @@ TEST(the_longest_step_counts_on_either_side_of_a_slice)
 
 TEST(the_pause_is_the_operators)
 {
-    cairn_cluster_reshard_pace_begin(&pace, 0.5, 100000);
+    coord_reshard_pace_begin(&pace, 0.5, 100000);
     slice_after(120000, 120000);
     ck_assert_uint_eq(pace.most_bytes, 16 * MIB);
     slice_after(151000, 100000);
@@ -60,7 +60,7 @@ TEST(steps_that_have_become_longer_by_themselves_do_not_keep_slices_small)
 
 TEST(after_a_restart_the_first_steps_say_what_is_usual)
 {
-    cairn_cluster_reshard_pace_begin(&pace, 0, 0);
+    coord_reshard_pace_begin(&pace, 0, 0);
     slice_after(50000, 60000);
     ck_assert_uint_eq(pace.usual_us, 60000);
     ck_assert_uint_eq(pace.most_bytes, 8 * MIB);
@@ -69,7 +69,7 @@ TEST(after_a_restart_the_first_steps_say_what_is_usual)
 /* The first step after a restart has the time in it that workers took to be back. */
 TEST(one_step_that_took_very_long_does_not_say_what_is_usual)
 {
-    cairn_cluster_reshard_pace_begin(&pace, 0, 0);
+    coord_reshard_pace_begin(&pace, 0, 0);
     slice_after(5000000, 100000);
     slice_after(101000, 99000);
     ck_assert_uint_eq(pace.usual_us, 101000);
@@ -85,11 +85,11 @@ TEST(slices_that_shards_can_take_no_more_of_are_made_smaller_at_once)
 {
     for (int i = 0; i < 20; i++) {
         slice_after(100000, 100000);
-        cairn_cluster_reshard_pace_cut(&pace, 64 * MIB);
+        coord_reshard_pace_cut(&pace, 64 * MIB);
     }
     slice_after(150000, 100000);
     ck_assert_uint_eq(pace.most_bytes, 32 * MIB);
-    cairn_cluster_reshard_pace_cut(&pace, 1 * MIB); // the rest of a run
+    coord_reshard_pace_cut(&pace, 1 * MIB); // the rest of a run
     ck_assert_uint_eq(pace.most_bytes, 32 * MIB);
 }
 

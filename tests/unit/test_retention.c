@@ -13,19 +13,19 @@
 /* "p1000v": of step 1000, an hour older than the one before it, of 100 bytes; p periodic, a asked for, o of
  * another job; behind the step v verified, t tagged, l latest, d damaged, x turned away
  * from, f from the future, F from ten years ahead, B from ten years back. */
-static size_t parse(const char *text, struct cairn_retention_item items[16])
+static size_t parse(const char *text, struct retention_item items[16])
 {
     size_t count = 0;
     char copy[256], *rest = copy;
     snprintf(copy, sizeof copy, "%s", text);
     for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL; count++) {
-        struct cairn_retention_item *item = &items[count];
+        struct retention_item *item = &items[count];
         char *flags;
-        *item = (struct cairn_retention_item) { .created_unix_s = NOW - 3600 * (uint64_t)count,
-                                                .step = strtoull(word + 1, &flags, 10),
-                                                .bytes = 100,
-                                                .is_periodic = word[0] == 'p',
-                                                .is_others = word[0] == 'o' };
+        *item = (struct retention_item) { .created_unix_s = NOW - 3600 * (uint64_t)count,
+                                          .step = strtoull(word + 1, &flags, 10),
+                                          .bytes = 100,
+                                          .is_periodic = word[0] == 'p',
+                                          .is_others = word[0] == 'o' };
         item->is_verified = strchr(flags, 'v') != NULL;
         item->is_tagged = strchr(flags, 't') != NULL;
         item->is_latest = strchr(flags, 'l') != NULL;
@@ -40,7 +40,7 @@ static size_t parse(const char *text, struct cairn_retention_item items[16])
 
 static const struct {
     const char *name;
-    struct cairn_retention_rules rules;
+    struct retention_rules rules;
     const char *snapshots; /* the newest first */
     const char *gone;      /* steps */
 } cases[] = {
@@ -91,17 +91,16 @@ static const struct {
 };
 
 /* Which go, and that each fate has words. */
-static void list_gone(const struct cairn_retention_rules *rules,
-                      const struct cairn_retention_clock *clock, const char *snapshots,
-                      char gone[64])
+static void list_gone(const struct retention_rules *rules, const struct retention_clock *clock,
+                      const char *snapshots, char gone[64])
 {
-    struct cairn_retention_item items[16];
+    struct retention_item items[16];
     const size_t count = parse(snapshots, items);
     gone[0] = '\0';
-    cairn_retention_judge(rules, clock, items, count);
+    retention_judge(rules, clock, items, count);
     for (size_t i = 0; i < count; i++) {
-        ck_assert_str_ne(cairn_retention_reason(items[i].fate), "?");
-        if (!cairn_retention_goes(items[i].fate)) continue;
+        ck_assert_str_ne(retention_reason(items[i].fate), "?");
+        if (!retention_goes(items[i].fate)) continue;
         snprintf(gone + strlen(gone), 64 - strlen(gone), "%s%llu", gone[0] != '\0' ? " " : "",
                  (unsigned long long)items[i].step);
     }
@@ -109,7 +108,7 @@ static void list_gone(const struct cairn_retention_rules *rules,
 
 TEST_EACH(each_rule_and_what_no_rule_overrules, 0, sizeof cases / sizeof cases[0])
 {
-    const struct cairn_retention_clock clock = { NOW, UINT64_MAX };
+    const struct retention_clock clock = { NOW, UINT64_MAX };
     char gone[64];
     list_gone(&cases[_i].rules, &clock, cases[_i].snapshots, gone);
     ck_assert_msg(strcmp(gone, cases[_i].gone) == 0, "%s: %s, not %s", cases[_i].name, gone,
@@ -118,7 +117,7 @@ TEST_EACH(each_rule_and_what_no_rule_overrules, 0, sizeof cases / sizeof cases[0
 
 static const struct {
     const char *name;
-    struct cairn_retention_rules rules;
+    struct retention_rules rules;
     const char *snapshots, *gone;
     int64_t ahead_s;  /* of the clock, now */
     uint64_t sound_s; /* since it jumped */
@@ -157,8 +156,8 @@ static const struct {
 
 TEST_EACH(a_clock_that_jumps_removes_nothing, 0, sizeof clocks / sizeof clocks[0])
 {
-    const struct cairn_retention_clock clock = { (uint64_t)(NOW + clocks[_i].ahead_s),
-                                                 clocks[_i].sound_s };
+    const struct retention_clock clock = { (uint64_t)(NOW + clocks[_i].ahead_s),
+                                           clocks[_i].sound_s };
     char gone[64];
     list_gone(&clocks[_i].rules, &clock, clocks[_i].snapshots, gone);
     ck_assert_msg(strcmp(gone, clocks[_i].gone) == 0, "%s: %s, not %s", clocks[_i].name, gone,
@@ -170,26 +169,25 @@ TEST(whatever_the_rules_are_a_newer_verified_one_stays_for_each_that_goes)
 {
     uint64_t seed = 7;
     for (int round = 0; round < 20000; round++) {
-        struct cairn_retention_item items[12];
+        struct retention_item items[12];
         uint64_t bits[14];
         for (size_t i = 0; i < 14; i++)
             bits[i] = seed = seed * 6364136223846793005u + 1442695040888963407u;
-        const struct cairn_retention_rules rules = { bits[12] >> 61, (bits[12] >> 50) % 5,
-                                                     (bits[13] >> 40) % 9000,
-                                                     (bits[13] >> 52) % 900 };
+        const struct retention_rules rules = { bits[12] >> 61, (bits[12] >> 50) % 5,
+                                               (bits[13] >> 40) % 9000, (bits[13] >> 52) % 900 };
         for (size_t i = 0; i < 12; i++) {
             const uint64_t b = bits[i] >> 40;
-            items[i] = (struct cairn_retention_item) {
+            items[i] = (struct retention_item) {
                 NOW - 600 * i, 20 - i,    b % 200,    b % 5 > 0,   b % 11 == 0,         b % 13 == 0,
                 b % 17 == 0,   b % 3 > 0, b % 7 == 0, b % 19 == 0, CAIRN_RETENTION_GOES
             };
         }
-        const struct cairn_retention_clock clock = { NOW, round % 3 == 0 ? 4000 : UINT64_MAX };
-        cairn_retention_judge(&rules, &clock, items, 12);
+        const struct retention_clock clock = { NOW, round % 3 == 0 ? 4000 : UINT64_MAX };
+        retention_judge(&rules, &clock, items, 12);
         bool stands = false, any_stands = false;
         for (size_t i = 0; i < 12; i++) {
-            const struct cairn_retention_item *item = &items[i];
-            if (cairn_retention_goes(item->fate))
+            const struct retention_item *item = &items[i];
+            if (retention_goes(item->fate))
                 ck_assert((item->is_left ? any_stands : stands) && item->is_periodic &&
                           !item->is_others && !item->is_tagged && !item->is_latest);
             else if (item->is_verified && !item->is_damaged && !item->is_others) {

@@ -14,11 +14,11 @@ TEST(a_round_opens_when_enough_workers_are_attached_and_one_asks)
     join(A, 3); // members changed: the epoch changes first
     expect(CAIRN_ROUND_PERSIST);
     resolve_all(&none, 0);
-    const struct cairn_round_action *open = expect(CAIRN_ROUND_OPEN_SEND);
+    const struct round_action *open = expect(CAIRN_ROUND_OPEN_SEND);
     ck_assert_uint_eq(open->member_count, 2);
     ck_assert_uint_eq(open->members[0], A); // by rank
     ck_assert_uint_eq(open->members[1], B);
-    const struct cairn_round_action *opened = expect(CAIRN_ROUND_WORKER_OPENED);
+    const struct round_action *opened = expect(CAIRN_ROUND_WORKER_OPENED);
     ck_assert_uint_eq(opened->member, B);
     ck_assert_uint_eq(opened->rank, 1); // dense
     ck_assert_uint_eq(opened->world, 2);
@@ -37,7 +37,7 @@ TEST(no_round_opens_before_the_job_is_ready)
     want(A);
     ck_assert_ptr_null(find(CAIRN_ROUND_OPEN_SEND, 0));
     struct cairn_sentence waiting;
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "the initial state of the job");
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
     resolve_all(&none, 0);
@@ -70,21 +70,21 @@ TEST(all_shards_reduced_give_one_decision_and_all_published_the_results)
     const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     ck_assert_int_eq(decision->kind, CAIRN_DECISION_APPLY);
     ck_assert_uint_eq(decision->version_after.step, 1);
-    const struct cairn_payload head = payload_of(decision);
+    const struct payload head = payload_of(decision);
     ck_assert(head.finite && head.grad_norm == 1 && head.clip_scale == 1); // sqrt(25) / 5
     struct cairn_group_scalars scalars;
-    ck_assert_int_eq(cairn_payload_group(decision->payload, decision->payload_bytes, 0, &scalars),
+    ck_assert_int_eq(payload_group(decision->payload, decision->payload_bytes, 0, &scalars),
                      CAIRN_OK);
     ck_assert_uint_eq(scalars.grad_scale, cairn_f32_bits(0.2f));
     published(0, round, 1);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 0));
     published(1, round, 1);
-    const struct cairn_round_action *result = expect_result(A, CAIRN_OK);
+    const struct round_action *result = expect_result(A, CAIRN_OK);
     ck_assert_uint_eq(result->version.step, 1);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 1)); // B asks later
     ask(B, round);
     expect_result(B, CAIRN_OK);
-    ck_assert_uint_eq(cairn_round_counts_of(core).applied, 1);
+    ck_assert_uint_eq(round_counts_of(core).applied, 1);
 }
 
 TEST_EACH(a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale, 0, 2)
@@ -104,7 +104,7 @@ TEST_EACH(a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale, 0, 2)
     published(0, round, 0);
     published(1, round, 0);
     expect_result(A, config.fail_nonfinite ? CAIRN_ERR_NONFINITE : CAIRN_OK);
-    ck_assert(cairn_round_loss_scale(core) == 4);
+    ck_assert(round_loss_scale(core) == 4);
     clear();
     want(A);
     ck_assert(expect(CAIRN_ROUND_WORKER_OPENED)->loss_scale == 4);
@@ -124,10 +124,10 @@ static void one_round(uint64_t nonfinite, uint64_t step_after)
 {
     clear();
     want(A);
-    const uint64_t round = cairn_round_open_round(core);
+    const uint64_t round = round_open_round(core);
     all_reduced(nonfinite);
     all_published(round, step_after);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_STEADY);
 }
 
 TEST(a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further)
@@ -137,26 +137,26 @@ TEST(a_lowered_loss_scale_grows_back_to_where_it_was_and_no_further)
     const uint64_t round = start_round(1);
     all_reduced(1);
     all_published(round, 0);
-    ck_assert(cairn_round_loss_scale(core) == 1);
+    ck_assert(round_loss_scale(core) == 1);
     one_round(1, 0);
-    ck_assert(cairn_round_loss_scale(core) == 1);
+    ck_assert(round_loss_scale(core) == 1);
     for (uint64_t i = 1; i <= 2000; i++) one_round(0, i);
-    ck_assert(cairn_round_loss_scale(core) == 2);
+    ck_assert(round_loss_scale(core) == 2);
     for (uint64_t i = 2001; i <= 4050; i++) one_round(0, i);
-    ck_assert(cairn_round_loss_scale(core) == 2);
+    ck_assert(round_loss_scale(core) == 2);
 }
 
 TEST(a_fixed_loss_scale_stays)
 {
-    config.scaling = (struct cairn_round_scaling) { .start = 8 };
+    config.scaling = (struct round_scaling) { .start = 8 };
     make(0, 0);
     const uint64_t round = start_round(1);
     all_reduced(1);
     ck_assert_int_eq(expect(CAIRN_ROUND_DECIDE)->decision->kind, CAIRN_DECISION_SKIP);
     all_published(round, 0);
-    ck_assert(cairn_round_loss_scale(core) == 8);
+    ck_assert(round_loss_scale(core) == 8);
     one_round(0, 1);
-    ck_assert(cairn_round_loss_scale(core) == 8);
+    ck_assert(round_loss_scale(core) == 8);
 }
 
 TEST(a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to)
@@ -169,17 +169,17 @@ TEST(a_dynamic_loss_scale_keeps_its_bounds_and_grows_when_it_is_told_to)
     const uint64_t round = start_round(1);
     all_reduced(1);
     all_published(round, 0);
-    ck_assert(cairn_round_loss_scale(core) == 2);
+    ck_assert(round_loss_scale(core) == 2);
     one_round(1, 0);
-    ck_assert(cairn_round_loss_scale(core) == 1.5);
+    ck_assert(round_loss_scale(core) == 1.5);
     for (uint64_t i = 1; i <= 2; i++) one_round(0, i);
-    ck_assert(cairn_round_loss_scale(core) == 1.5);
+    ck_assert(round_loss_scale(core) == 1.5);
     one_round(0, 3);
-    ck_assert(cairn_round_loss_scale(core) == 3);
+    ck_assert(round_loss_scale(core) == 3);
     for (uint64_t i = 4; i <= 12; i++) one_round(0, i);
-    ck_assert(cairn_round_loss_scale(core) == 20);
+    ck_assert(round_loss_scale(core) == 20);
     for (uint64_t i = 13; i <= 15; i++) one_round(0, i);
-    ck_assert(cairn_round_loss_scale(core) == 20);
+    ck_assert(round_loss_scale(core) == 20);
 }
 
 TEST(each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it)
@@ -196,13 +196,12 @@ TEST(each_round_has_the_rate_of_its_step_and_a_skipped_one_keeps_it)
     for (uint64_t step = 0; step < 8; step++) {
         struct cairn_group_scalars ours, hand;
         struct cairn_group_hyper at_step = group;
-        ck_assert(cairn_round_lr(core, 0) == rates[step]);
+        ck_assert(round_lr(core, 0) == rates[step]);
         one_round(0, step + 1);
-        const struct cairn_decision *last = cairn_round_last(core);
+        const struct cairn_decision *last = round_last(core);
         ck_assert(payload_of(last).lr == rates[step]);
         at_step.lr = rates[step];
-        ck_assert_int_eq(cairn_payload_group(last->payload, last->payload_bytes, 0, &ours),
-                         CAIRN_OK);
+        ck_assert_int_eq(payload_group(last->payload, last->payload_bytes, 0, &ours), CAIRN_OK);
         ck_assert_int_eq(cairn_group_scalars_of(&at_step, step + 1, ours.grad_scale, &hand),
                          CAIRN_OK);
         ck_assert_mem_eq(&ours, &hand, sizeof ours);
@@ -217,10 +216,10 @@ TEST(a_new_incarnation_in_mid_schedule_decides_with_the_same_bits)
     make(0, 0);
     start_round(1);
     all_reduced(0);
-    all_published(cairn_round_open_round(core), 1);
+    all_published(round_open_round(core), 1);
     for (uint64_t step = 1; step < 20; step++) {
         one_round(0, step + 1);
-        memcpy(through[step], cairn_round_last(core)->payload, CAIRN_PAYLOAD_BYTES(1));
+        memcpy(through[step], round_last(core)->payload, CAIRN_PAYLOAD_BYTES(1));
     }
     for (uint64_t from = 1; from < 19;
          from++) { // restored at each step, by the decision that made it
@@ -237,8 +236,7 @@ TEST(a_new_incarnation_in_mid_schedule_decides_with_the_same_bits)
         resolve_all(&last, from);
         for (uint64_t step = from; step < 20; step++) {
             one_round(0, step + 1);
-            ck_assert_mem_eq(cairn_round_last(core)->payload, through[step],
-                             CAIRN_PAYLOAD_BYTES(1));
+            ck_assert_mem_eq(round_last(core)->payload, through[step], CAIRN_PAYLOAD_BYTES(1));
         }
     }
 }
@@ -247,26 +245,26 @@ TEST(an_amendment_waits_for_the_next_round)
 {
     struct cairn_group_hyper other = group;
     const bool frozen = true;
-    const struct cairn_round_terms terms = {
+    const struct round_terms terms = {
         .groups = &other, .frozen = &frozen, .clip_norm = 0.5, .revision = 7
     };
     struct cairn_group_scalars scalars;
     other.lr = 0.25;
     const uint64_t round = start_round(1);
     GIVE(.kind = CAIRN_ROUND_AMEND, .terms = &terms);
-    ck_assert(cairn_round_terms_of(core)->groups == &group);
+    ck_assert(round_terms_of(core)->groups == &group);
     for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 100, 0, 1);
     const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     ck_assert(payload_of(decision).lr == group.lr);
     ck_assert(payload_of(decision).clip_scale == 1);
     all_published(round, 1);
-    ck_assert(cairn_round_lr(core, 0) == 0.25);
+    ck_assert(round_lr(core, 0) == 0.25);
     one_round(0, 2);
-    ck_assert_uint_eq(cairn_round_terms_of(core)->revision, 7);
-    decision = cairn_round_last(core);
+    ck_assert_uint_eq(round_terms_of(core)->revision, 7);
+    decision = round_last(core);
     ck_assert(payload_of(decision).lr == 0.25);
     ck_assert(payload_of(decision).clip_scale < 1);
-    ck_assert_int_eq(cairn_payload_group(decision->payload, decision->payload_bytes, 0, &scalars),
+    ck_assert_int_eq(payload_group(decision->payload, decision->payload_bytes, 0, &scalars),
                      CAIRN_OK);
     ck_assert_uint_eq(scalars.flags, CAIRN_SCALAR_FROZEN);
 }
@@ -277,16 +275,16 @@ TEST(round_numbers_that_are_used_up_change_the_epoch)
     all_reduced(0);
     all_published(round, 1);
     uint64_t step = 1;
-    while (cairn_round_stage_of(core) == CAIRN_ROUND_STEADY && step < 10000) {
+    while (round_stage_of(core) == CAIRN_ROUND_STEADY && step < 10000) {
         clear();
         want(A);
-        if (cairn_round_stage_of(core) != CAIRN_ROUND_OPEN) break;
-        const uint64_t next = cairn_round_open_round(core);
+        if (round_stage_of(core) != CAIRN_ROUND_OPEN) break;
+        const uint64_t next = round_open_round(core);
         all_reduced(0);
         step++;
         all_published(next, step);
     }
-    const struct cairn_round_action *persist = expect(CAIRN_ROUND_PERSIST);
+    const struct round_action *persist = expect(CAIRN_ROUND_PERSIST);
     ck_assert_uint_eq(step, CAIRN_ROUND_BLOCK);
     ck_assert_uint_eq(persist->round_reserved, 1 + 2 * CAIRN_ROUND_BLOCK);
 }
@@ -296,14 +294,14 @@ TEST(the_same_rank_fences_the_older_worker)
     const uint64_t round = start_round(2);
     ask(A, round);
     join(C, 1); // B's rank
-    const struct cairn_round_action *fence = expect(CAIRN_ROUND_WORKER_FENCE);
+    const struct round_action *fence = expect(CAIRN_ROUND_WORKER_FENCE);
     ck_assert_uint_eq(fence->member, B);
     ck_assert_int_eq(fence->status, CAIRN_ERR_FENCED);
     expect(CAIRN_ROUND_PERSIST); // B contributed to the open round
     const struct cairn_decision none = known(CAIRN_DECISION_NONE, 0, 0);
     resolve_all(&none, 0);
     expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
-    ck_assert_uint_eq(cairn_round_worker_count(core), 2);
+    ck_assert_uint_eq(round_worker_count(core), 2);
 }
 
 TEST(more_workers_than_are_configured_are_turned_away)
@@ -315,7 +313,7 @@ TEST(more_workers_than_are_configured_are_turned_away)
     ck_assert_int_eq(expect(CAIRN_ROUND_WORKER_FENCE)->status, CAIRN_ERR_BUSY);
     join(A, 0); // known: nothing changes
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 1));
-    ck_assert_uint_eq(cairn_round_worker_count(core), 4);
+    ck_assert_uint_eq(round_worker_count(core), 4);
 }
 
 TEST(a_pin_comes_between_the_same_two_decisions_on_every_shard)
@@ -328,7 +326,7 @@ TEST(a_pin_comes_between_the_same_two_decisions_on_every_shard)
     reduced(1, 1, 0, 1);
     GIVE(.kind = CAIRN_ROUND_PIN, .snapshot = 2);
     ck_assert_ptr_null(find(CAIRN_ROUND_PIN_SEND, 0));
-    ck_assert(cairn_round_pin_pending(core));
+    ck_assert(round_pin_pending(core));
     published(0, round, 1);
     published(1, round, 1);
     ck_assert_uint_eq(expect(CAIRN_ROUND_PIN_SEND)->version.step, 1);
@@ -345,7 +343,7 @@ TEST(shards_that_disagree_fail_the_job)
     reduced(0, 1, 0, 1);
     reduced(1, 1, 0, 2); // another sum of weights
     ck_assert_uint_eq(expect(CAIRN_ROUND_FAIL)->shard, 1);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_FAILED);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_FAILED);
     clear();
     want(A);
     shard_up(0);
@@ -364,7 +362,7 @@ TEST(a_shard_that_published_another_version_fails_the_job)
 TEST(what_is_not_of_this_round_changes_nothing)
 {
     const uint64_t round = start_round(1);
-    const struct cairn_step_sums sums = { .weight = 1 };
+    const struct step_sums sums = { .weight = 1 };
     const uint64_t epoch = cairn_round_epoch(core);
     GIVE(.kind = CAIRN_ROUND_REDUCED, .epoch = epoch - 1, .round = round, .sums = &sums);
     GIVE(.kind = CAIRN_ROUND_REDUCED, .epoch = epoch, .round = round - 1, .sums = &sums);
@@ -374,42 +372,42 @@ TEST(what_is_not_of_this_round_changes_nothing)
     ask(999, round);
     down(999);
     ck_assert_uint_eq(out.count, 0);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_OPEN);
 }
 
 TEST(a_payload_of_another_length_or_with_unknown_flags_is_malformed)
 {
     uint8_t bytes[CAIRN_PAYLOAD_BYTES(1)];
-    const struct cairn_payload head = {
+    const struct payload head = {
         .grad_norm = 1.5, .loss_scale = 2, .good_rounds = 7, .finite = true, .group_count = 1
     };
     struct cairn_group_scalars scalars;
     ck_assert_int_eq(cairn_group_scalars_of(&group, 1, cairn_f32_bits(1), &scalars), CAIRN_OK);
-    cairn_payload_encode(&head, &scalars, bytes);
-    struct cairn_payload back;
-    ck_assert_int_eq(cairn_payload_decode(bytes, sizeof bytes, &back), CAIRN_OK);
+    payload_encode(&head, &scalars, bytes);
+    struct payload back;
+    ck_assert_int_eq(payload_decode(bytes, sizeof bytes, &back), CAIRN_OK);
     ck_assert(back.grad_norm == 1.5 && back.loss_scale == 2 && back.good_rounds == 7 &&
               back.finite && !back.fail);
-    ck_assert_int_eq(cairn_payload_decode(bytes, sizeof bytes - 1, &back), CAIRN_ERR_MALFORMED);
-    ck_assert_int_eq(cairn_payload_decode(bytes, 3, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(bytes, sizeof bytes - 1, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(bytes, 3, &back), CAIRN_ERR_MALFORMED);
     bytes[44] |= 4;
-    ck_assert_int_eq(cairn_payload_decode(bytes, sizeof bytes, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(bytes, sizeof bytes, &back), CAIRN_ERR_MALFORMED);
     bytes[44] ^= 4;
     bytes[0] ^= 1;
-    ck_assert_int_eq(cairn_payload_decode(bytes, sizeof bytes, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(bytes, sizeof bytes, &back), CAIRN_ERR_MALFORMED);
 }
 
 TEST(a_configuration_that_cannot_work_has_no_size)
 {
-    struct cairn_round_config bad = config;
+    struct round_config bad = config;
     bad.shard_count = 0;
-    ck_assert_uint_eq(cairn_round_bytes(&bad), 0);
+    ck_assert_uint_eq(round_bytes(&bad), 0);
     bad = config;
     bad.terms.workers_min = bad.member_max + 1;
-    ck_assert_uint_eq(cairn_round_bytes(&bad), 0);
+    ck_assert_uint_eq(round_bytes(&bad), 0);
     bad = config;
     bad.member_max = UINT32_MAX;
-    ck_assert_uint_eq(cairn_round_bytes(&bad), 0);
+    ck_assert_uint_eq(round_bytes(&bad), 0);
 }
 
 TEST(a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through)
@@ -427,8 +425,8 @@ TEST(a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through)
     down(C);
     resolve_all(&none, 0);
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 2);
-    ck_assert(cairn_round_contributes(core, A));
-    ck_assert(!cairn_round_contributes(core, C));
+    ck_assert(round_contributes(core, A));
+    ck_assert(!round_contributes(core, C));
 }
 
 TEST(no_round_opens_while_the_gate_is_shut_and_the_open_one_goes_on)
@@ -441,7 +439,7 @@ TEST(no_round_opens_while_the_gate_is_shut_and_the_open_one_goes_on)
     reduced(1, 1, 0, 1);
     published(0, round, 1);
     published(1, round, 1);
-    ck_assert(!cairn_round_contributes(core, A));
+    ck_assert(!round_contributes(core, A));
     clear();
     want(A);
     want(B);

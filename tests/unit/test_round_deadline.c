@@ -19,15 +19,14 @@ static void tick(uint64_t now_ms)
     GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = now_ms);
 }
 
-static void says(uint32_t shard, const struct cairn_round_lack *lacks, uint32_t count)
+static void says(uint32_t shard, const struct round_lack *lacks, uint32_t count)
 {
     GIVE(.kind = CAIRN_ROUND_LACKS, .shard = shard, .epoch = cairn_round_epoch(core),
-         .round = cairn_round_open_round(core), .lacks = lacks, .lack_count = count);
+         .round = round_open_round(core), .lacks = lacks, .lack_count = count);
 }
-#define SAYS(shard, ...)                                             \
-    says((shard), (const struct cairn_round_lack[]) { __VA_ARGS__ }, \
-         sizeof((const struct cairn_round_lack[]) { __VA_ARGS__ }) / \
-             sizeof(struct cairn_round_lack))
+#define SAYS(shard, ...)                                       \
+    says((shard), (const struct round_lack[]) { __VA_ARGS__ }, \
+         sizeof((const struct round_lack[]) { __VA_ARGS__ }) / sizeof(struct round_lack))
 
 /* A round of so many workers, A first, that has passed its deadline. */
 static void pass_deadline(uint32_t workers)
@@ -44,7 +43,7 @@ static void pass_deadline(uint32_t workers)
 
 static void expect_dropped(uint64_t member, uint32_t shards)
 {
-    const struct cairn_round_action *fence = expect(CAIRN_ROUND_WORKER_FENCE);
+    const struct round_action *fence = expect(CAIRN_ROUND_WORKER_FENCE);
     ck_assert_uint_eq(fence->member, member);
     ck_assert_int_eq(fence->status, CAIRN_ERR_TIMEOUT);
     ck_assert_uint_eq(fence->world, shards);
@@ -55,8 +54,8 @@ static void expect_dropped(uint64_t member, uint32_t shards)
 TEST(a_worker_that_committed_and_of_which_nothing_arrives_is_dropped)
 {
     pass_deadline(2);
-    ask(A, cairn_round_open_round(core));
-    ask(B, cairn_round_open_round(core)); // its word arrives, its data does not
+    ask(A, round_open_round(core));
+    ask(B, round_open_round(core)); // its word arrives, its data does not
     SAYS(0, WAITS(A, 0), LACKS(B, 0));
     ck_assert_uint_eq(out.count, 0);
     SAYS(1, LACKS(B, 0));
@@ -95,7 +94,7 @@ TEST(several_are_dropped_in_one_round)
     SAYS(1, LACKS(A, 0), WAITS(B, 0), LACKS(C, 0));
     ck_assert_uint_eq(find(CAIRN_ROUND_WORKER_FENCE, 0)->member, C);
     ck_assert_uint_eq(find(CAIRN_ROUND_WORKER_FENCE, 1)->member, A);
-    ck_assert_uint_eq(cairn_round_worker_count(core), 1);
+    ck_assert_uint_eq(round_worker_count(core), 1);
 }
 
 TEST(one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_dropped)
@@ -103,12 +102,12 @@ TEST(one_shard_that_alone_lacks_most_workers_is_named_and_nobody_is_dropped)
     pass_deadline(3);
     SAYS(0, WAITS(C, 0));
     SAYS(1, LACKS(A, 0), LACKS(B, 0));
-    const struct cairn_round_action *late = expect(CAIRN_ROUND_SHARD_LATE);
+    const struct round_action *late = expect(CAIRN_ROUND_SHARD_LATE);
     ck_assert_uint_eq(late->shard, 1);
     ck_assert_uint_eq(late->world, 2);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 0));
     struct cairn_sentence waiting;
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 1 (lacks something of 2 of 3 workers in round 1)");
     clear();
     tick(2049);
@@ -157,9 +156,9 @@ TEST(shards_that_have_everything_and_are_slow_are_named)
 TEST(what_is_said_of_another_round_or_twice_changes_nothing)
 {
     pass_deadline(2);
-    const struct cairn_round_lack lack = LACKS(B, 0);
+    const struct round_lack lack = LACKS(B, 0);
     GIVE(.kind = CAIRN_ROUND_LACKS, .shard = 1, .epoch = cairn_round_epoch(core),
-         .round = cairn_round_open_round(core) - 1, .lacks = &lack, .lack_count = 1);
+         .round = round_open_round(core) - 1, .lacks = &lack, .lack_count = 1);
     SAYS(0, LACKS(B, 0));
     SAYS(0, LACKS(A, 0));
     ck_assert_uint_eq(out.count, 0);
@@ -190,13 +189,13 @@ static void pauses(uint64_t member, uint64_t at_most_ms)
 TEST(who_said_that_it_is_at_work_is_not_dropped_until_that_ends)
 {
     pass_deadline(2);
-    ask(B, cairn_round_open_round(core));
+    ask(B, round_open_round(core));
     pauses(A, 5000);
     SAYS(0, LACKS(A, 0), WAITS(B, 0));
     SAYS(1, LACKS(A, 0));
     ck_assert_uint_eq(out.count, 0); // nor is a shard late
-    ck_assert_uint_eq(cairn_round_paused_ms(core), 5000);
-    ck_assert(!cairn_round_waits_for_silent(core));
+    ck_assert_uint_eq(round_paused_ms(core), 5000);
+    ck_assert(!round_waits_for_silent(core));
     tick(2050);
     expect(CAIRN_ROUND_ASK_LACKS);
     clear();
@@ -204,8 +203,8 @@ TEST(who_said_that_it_is_at_work_is_not_dropped_until_that_ends)
     SAYS(1, LACKS(A, 0));
     ck_assert_uint_eq(out.count, 0);
     pauses(A, 0); // its deadline begins anew
-    ck_assert_uint_eq(cairn_round_paused_ms(core), 0);
-    ck_assert(cairn_round_waits_for_silent(core));
+    ck_assert_uint_eq(round_paused_ms(core), 0);
+    ck_assert(round_waits_for_silent(core));
     tick(3049);
     ck_assert_uint_eq(out.count, 0);
     tick(3050);
@@ -226,7 +225,7 @@ TEST(a_pause_ends_by_itself_and_excuses_nobody_else)
     const uint64_t round = start_round(1);
     pauses(A, 500);
     tick(499);
-    ck_assert_uint_eq(cairn_round_paused_ms(core), 1);
+    ck_assert_uint_eq(round_paused_ms(core), 1);
     tick(500);
     tick(1499);
     ck_assert_uint_eq(out.count, 0);

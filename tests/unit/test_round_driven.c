@@ -18,9 +18,9 @@ static void ask_lr(uint64_t member, uint64_t round, double lr)
 
 static void check_lr(const struct cairn_decision *decision, double lr)
 {
-    const struct cairn_payload head = payload_of(decision);
+    const struct payload head = payload_of(decision);
     ck_assert_uint_eq(head.driven_count, 1);
-    ck_assert_double_eq(cairn_payload_driven(decision->payload, &head, 0), lr);
+    ck_assert_double_eq(payload_driven(decision->payload, &head, 0), lr);
 }
 
 /* The update of step 1 is made with it. */
@@ -29,7 +29,7 @@ static void check_scalars(const struct cairn_decision *decision, uint64_t step, 
     struct cairn_group_scalars made, expected;
     struct cairn_group_hyper hyper = group;
     hyper.lr = lr;
-    ck_assert_int_eq(cairn_payload_group(decision->payload, decision->payload_bytes, 0, &made), 0);
+    ck_assert_int_eq(payload_group(decision->payload, decision->payload_bytes, 0, &made), 0);
     ck_assert_int_eq(cairn_group_scalars_of(&hyper, step, made.grad_scale, &expected), 0);
     ck_assert_mem_eq(&made, &expected, sizeof made);
     ck_assert_double_eq(payload_of(decision).lr, lr);
@@ -39,26 +39,26 @@ TEST(the_update_goes_by_what_rank_0_gave_first)
 {
     struct cairn_sentence waiting;
     const uint64_t round = start_round(2);
-    ck_assert(cairn_round_takes_driven(core, A, round) && cairn_round_takes_driven(core, B, round));
+    ck_assert(round_takes_driven(core, A, round) && round_takes_driven(core, B, round));
     ask_lr(B, round, 0.5); // not the one that counts
     all_reduced(0);
     ck_assert_ptr_null(find(CAIRN_ROUND_DECIDE, 0));
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "worker of rank 0 (has not committed round 1)");
     ask_lr(A, round, 0.25);
     const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
     check_scalars(decision, 1, 0.25);
     check_lr(decision, 0.25);
-    ck_assert(!cairn_round_takes_driven(core, A, round)); // decided
+    ck_assert(!round_takes_driven(core, A, round)); // decided
     ask_lr(A, round, 0.75);
     all_published(round, 1);
-    ck_assert_double_eq(cairn_round_lr(core, 0), 0.25);
+    ck_assert_double_eq(round_lr(core, 0), 0.25);
 }
 
 TEST(a_skip_and_a_write_keep_the_rate_of_the_version)
 {
     uint64_t round = start_round(1);
-    ck_assert_double_eq(cairn_round_lr(core, 0), group.lr); // the spec's, until one is given
+    ck_assert_double_eq(round_lr(core, 0), group.lr); // the spec's, until one is given
     ask_lr(A, round, 0.25);
     all_reduced(0);
     all_published(round, 1);
@@ -87,17 +87,17 @@ TEST(a_new_incarnation_finds_the_rate_with_the_shards)
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
     for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
     resolve_all(&last, 1);
-    ck_assert_double_eq(cairn_round_lr(core, 0), 0.25);
+    ck_assert_double_eq(round_lr(core, 0), 0.25);
 }
 
 TEST(a_payload_of_another_number_of_groups_fails_the_job)
 {
     uint8_t bytes[CAIRN_PAYLOAD_MAX(2, 0, 0)];
     const double two[2] = { 1, 2 };
-    const struct cairn_payload head = { .loss_scale = 1, .driven = two, .driven_count = 2 };
+    const struct payload head = { .loss_scale = 1, .driven = two, .driven_count = 2 };
     struct cairn_decision last = known(CAIRN_DECISION_SKIP, 77, 41);
     last.payload = bytes;
-    last.payload_bytes = cairn_payload_encode(&head, NULL, bytes);
+    last.payload_bytes = payload_encode(&head, NULL, bytes);
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
     for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
@@ -110,30 +110,30 @@ TEST(a_payload_carries_rates_between_skips_and_state_and_none_that_is_no_rate)
 {
     uint8_t bytes[CAIRN_PAYLOAD_MAX(2, 0, 3)];
     const double rates[2] = { 0, 1e-3 };
-    const struct cairn_payload head = { .driven = rates,
-                                        .driven_count = 2,
-                                        .skips = { .all = 1 },
-                                        .state = (const uint8_t *)"123",
-                                        .state_bytes = 3 };
-    struct cairn_payload back;
-    const size_t count = cairn_payload_encode(&head, NULL, bytes);
-    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_OK);
+    const struct payload head = { .driven = rates,
+                                  .driven_count = 2,
+                                  .skips = { .all = 1 },
+                                  .state = (const uint8_t *)"123",
+                                  .state_bytes = 3 };
+    struct payload back;
+    const size_t count = payload_encode(&head, NULL, bytes);
+    ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_OK);
     ck_assert_uint_eq(back.driven_count, 2);
-    ck_assert_double_eq(cairn_payload_driven(bytes, &back, 1), 1e-3);
+    ck_assert_double_eq(payload_driven(bytes, &back, 1), 1e-3);
     ck_assert_uint_eq(back.skips.all, 1);
     ck_assert_mem_eq(back.state, "123", 3);
     const size_t at = CAIRN_PAYLOAD_BYTES(0) + CAIRN_PAYLOAD_SKIPS_BYTES;
     bytes[at + 4 + 7] = 0xbf; // with the next one -1
     bytes[at + 4 + 6] = 0xf0;
-    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
     bytes[at + 4 + 7] = 0x7f; // infinite
-    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
     bytes[at + 4 + 7] = 0x3f; // 1
-    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_OK);
+    ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_OK);
     bytes[at] = 3; // more than there are
-    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
     bytes[at] = 0; // it says that there are some
-    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
 
 SUITE(30, setup_driven, teardown);

@@ -6,16 +6,16 @@ TEST(an_epoch_is_used_only_when_it_is_durable_and_every_shard_is_up)
     shard_up(0);
     ck_assert_uint_eq(out.count, 0);
     struct cairn_sentence waiting;
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 1 (not connected)");
     shard_up(1);
     ck_assert_uint_eq(out.count, 1);
-    const struct cairn_round_action *persist = expect(CAIRN_ROUND_PERSIST);
+    const struct round_action *persist = expect(CAIRN_ROUND_PERSIST);
     ck_assert_uint_eq(persist->epoch, 1);
     ck_assert_uint_eq(persist->round_reserved, 1 + CAIRN_ROUND_BLOCK);
     persisted();
     ck_assert_uint_eq(expect(CAIRN_ROUND_FENCE)->epoch, 1);
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text,
                      "shard 0 (has not answered the fence), shard 1 (has not answered the fence)");
 }
@@ -48,10 +48,10 @@ TEST(a_worker_lost_before_the_decision_makes_the_round_void_for_the_others)
     published(0, 0, 0);
     published(1, 0, 0);
     // A has not asked how it ends; it is told so that it need not wait.
-    const struct cairn_round_action *result = expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
+    const struct round_action *result = expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_uint_eq(result->round, round);
     ck_assert_ptr_null(result->why);
-    ck_assert_uint_eq(cairn_round_counts_of(core).abandoned, 1);
+    ck_assert_uint_eq(round_counts_of(core).abandoned, 1);
     clear();
     want(A);
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->round, round + 1);
@@ -76,7 +76,7 @@ TEST(a_round_given_up_is_void_and_the_worker_stays)
     resolve_all(&none, 0);
     expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
     expect_result(B, CAIRN_ERR_EPOCH_CHANGED);
-    ck_assert_uint_eq(cairn_round_worker_count(core), 2);
+    ck_assert_uint_eq(round_worker_count(core), 2);
     clear();
     give_up(A, round); // again, after a reconnect: over
     expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
@@ -98,7 +98,7 @@ TEST(a_round_that_is_decided_is_not_given_up)
     published(0, round, 1);
     published(1, round, 1);
     expect_result(A, CAIRN_OK);
-    ck_assert_uint_eq(cairn_round_version(core).step, 1);
+    ck_assert_uint_eq(round_version(core).step, 1);
 }
 
 TEST(a_worker_lost_after_the_decision_changes_the_epoch_before_the_next_round)
@@ -132,8 +132,8 @@ TEST(a_new_incarnation_gives_all_the_apply_that_one_shard_has)
     const struct cairn_decision before = known(CAIRN_DECISION_APPLY, 76, 40);
     struct cairn_decision apply = known(CAIRN_DECISION_APPLY, 77, 41);
     uint8_t bytes[CAIRN_PAYLOAD_HEAD_BYTES];
-    const struct cairn_payload head = { .loss_scale = 64, .finite = true };
-    cairn_payload_encode(&head, NULL, bytes);
+    const struct payload head = { .loss_scale = 64, .finite = true };
+    payload_encode(&head, NULL, bytes);
     apply.payload = bytes;
     apply.payload_bytes = sizeof bytes;
     answer(0, &before, 77, 40); // prepared, and heard of no decision
@@ -147,7 +147,7 @@ TEST(a_new_incarnation_gives_all_the_apply_that_one_shard_has)
     ck_assert_uint_eq(expect_result(A, CAIRN_OK)->version.step, 41);
     // B was away for longer than anybody remembers.
     ck_assert_ptr_nonnull(expect_result(B, CAIRN_ERR_EPOCH_CHANGED)->why);
-    ck_assert(cairn_round_loss_scale(core) == 64);
+    ck_assert(round_loss_scale(core) == 64);
     clear();
     want(A);
     resolve_all(&apply, 41);
@@ -257,15 +257,15 @@ TEST(a_restored_job_goes_on_with_the_loss_scale_of_its_snapshot)
     shard_up(0);
     shard_up(1);
     uint8_t bytes[CAIRN_PAYLOAD_HEAD_BYTES];
-    const struct cairn_payload head = { .loss_scale = 256 };
-    cairn_payload_encode(&head, NULL, bytes);
+    const struct payload head = { .loss_scale = 256 };
+    payload_encode(&head, NULL, bytes);
     struct cairn_decision last = known(CAIRN_DECISION_NONE, 0, 40);
     last.payload = bytes;
     last.payload_bytes = sizeof bytes;
     resolve_all(&last, 40);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
-    ck_assert(cairn_round_loss_scale(core) == 256);
-    ck_assert_uint_eq(cairn_round_version(core).step, 40);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_STEADY);
+    ck_assert(round_loss_scale(core) == 256);
+    ck_assert_uint_eq(round_version(core).step, 40);
 }
 
 TEST(a_worker_that_returns_hears_of_the_open_round_again)
@@ -286,7 +286,7 @@ TEST(it_says_whom_it_waits_for)
     make(0, 0);
     start();
     join(A, 0);
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text,
                      "2 more workers (1 of 3 attached): start them, or have the job take fewer "
                      "(`cairn job amend JOB --workers MIN:MAX`)");
@@ -295,14 +295,14 @@ TEST(it_says_whom_it_waits_for)
     const uint64_t round = start_round(1);
     ask(A, round);
     reduced(1, 1, 0, 1);
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 0 (has not summed round 1)");
     reduced(0, 1, 0, 1);
     published(0, round, 1);
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 1 (has not published the update)");
     published(1, round, 1);
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "");
 }
 

@@ -3,13 +3,13 @@
 #include "tests/unit/round_driver.h"
 
 /* The last decision. */
-static enum cairn_decision_kind kind;
+static enum decision_kind kind;
 static uint64_t number, steps, generation;
 
 /* The open round is decided, and every shard has done so; nobody asks how it ends. */
 static void end_round(double sum_squares, uint64_t nonfinite)
 {
-    const uint64_t round = cairn_round_open_round(core);
+    const uint64_t round = round_open_round(core);
     reduced(0, sum_squares, nonfinite, 1);
     reduced(1, sum_squares, 0, 1);
     const struct cairn_decision *decision = expect(CAIRN_ROUND_DECIDE)->decision;
@@ -45,7 +45,7 @@ static uint64_t write_once(uint64_t member)
 {
     GIVE(.kind = CAIRN_ROUND_WORKER_WRITE, .member = member);
     settle();
-    const uint64_t round = cairn_round_open_round(core);
+    const uint64_t round = round_open_round(core);
     ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
     end_round(0, 0);
     return round;
@@ -55,7 +55,7 @@ static uint64_t step_once(uint64_t member)
 {
     want(member);
     settle();
-    const uint64_t round = cairn_round_open_round(core);
+    const uint64_t round = round_open_round(core);
     end_round(4, 0);
     return round;
 }
@@ -64,7 +64,7 @@ static void expect_applied(uint64_t member, uint64_t round, uint64_t step)
 {
     clear();
     ask(member, round);
-    const struct cairn_round_action *result = expect_result(member, CAIRN_OK);
+    const struct round_action *result = expect_result(member, CAIRN_OK);
     ck_assert_uint_eq(result->round, round);
     ck_assert_int_eq(result->decision->kind, CAIRN_DECISION_APPLY);
     ck_assert_uint_eq(result->decision->round, round);
@@ -80,7 +80,7 @@ TEST(a_step_that_ended_before_a_write_did_is_told_as_applied)
     write_once(B);
     clear();
     ask(A, round);
-    const struct cairn_round_action *result = expect_result(A, CAIRN_OK);
+    const struct round_action *result = expect_result(A, CAIRN_OK);
     ck_assert_uint_eq(result->version.step, 1);
     ck_assert_uint_eq(result->version.generation, 1); // after that round; now it is 2
     ck_assert(payload_of(result->decision).grad_norm > 0);
@@ -93,7 +93,7 @@ TEST(a_write_that_ended_before_a_step_did_is_told_as_applied)
     end_round(4, 0);
     const uint64_t write = write_once(A), step = step_once(A);
     ask(A, write);
-    const struct cairn_round_action *result = expect_result(A, CAIRN_OK);
+    const struct round_action *result = expect_result(A, CAIRN_OK);
     ck_assert_int_eq(result->decision->kind, CAIRN_DECISION_WRITE);
     ck_assert_uint_eq(result->version.generation, 2);
     expect_applied(A, step, 2); // beside its own write

@@ -6,9 +6,9 @@ static void resolve_with(const struct cairn_decision *last, uint64_t step)
 {
     persisted();
     for (uint32_t s = 0; s < 4; s++)
-        if (cairn_round_has_shard(core, s)) answer(s, last, 0, step);
+        if (round_has_shard(core, s)) answer(s, last, 0, step);
     for (uint32_t s = 0; s < 4; s++)
-        if (cairn_round_has_shard(core, s)) published(s, last->round, step);
+        if (round_has_shard(core, s)) published(s, last->round, step);
 }
 
 static void layout(uint64_t number, uint32_t shards, uint8_t gone)
@@ -31,22 +31,22 @@ TEST(a_layout_waits_for_the_end_of_the_round_and_no_other_opens_before_it)
     const uint64_t round = start_round(1);
     layout(2, SHARDS, 0);
     ck_assert_uint_eq(out.count, 0);
-    ck_assert_uint_eq(cairn_round_layout_pending(core), 2);
+    ck_assert_uint_eq(round_layout_pending(core), 2);
     ask(A, round);
     all_reduced(0);
     want(A);
     all_published(round, 1);
     ck_assert_ptr_null(find(CAIRN_ROUND_OPEN_SEND, 0));
-    const struct cairn_round_action *persist = expect(CAIRN_ROUND_PERSIST);
+    const struct round_action *persist = expect(CAIRN_ROUND_PERSIST);
     ck_assert_uint_eq(persist->layout, 2);
     ck_assert_uint_eq(persist->version.step, 1);
     ck_assert_uint_eq(cairn_round_layout(core), 1); // not before it is durable
-    ck_assert_uint_eq(cairn_round_layout_pending(core), 0);
+    ck_assert_uint_eq(round_layout_pending(core), 0);
     clear();
     persisted();
     ck_assert_uint_eq(expect(CAIRN_ROUND_FENCE)->layout, 2);
     ck_assert_uint_eq(cairn_round_layout(core), 2);
-    ck_assert_uint_eq(cairn_round_layout_at(core).step, 1);
+    ck_assert_uint_eq(round_layout_at(core).step, 1);
     const struct cairn_decision last = known(CAIRN_DECISION_APPLY, round, 1);
     for (uint32_t s = 0; s < SHARDS; s++) answer(s, &last, 0, 1);
     all_published(round, 1);
@@ -70,7 +70,7 @@ TEST(a_layout_that_is_not_being_made_durable_can_be_forgotten)
     const uint64_t round = start_round(1);
     layout(2, SHARDS, 0);
     layout(0, 0, 0);
-    ck_assert_uint_eq(cairn_round_layout_pending(core), 0);
+    ck_assert_uint_eq(round_layout_pending(core), 0);
     ask(A, round);
     all_reduced(0);
     all_published(round, 1);
@@ -89,15 +89,15 @@ TEST(a_shard_that_joins_is_not_awaited_before_its_layout_and_is_from_then_on)
     ck_assert_uint_eq(out.count, 0);
     layout(2, 3, 0);
     ck_assert_uint_eq(out.count, 0); // it is away: nobody else waits for it
-    ck_assert_uint_eq(cairn_round_layout_pending(core), 2);
+    ck_assert_uint_eq(round_layout_pending(core), 2);
     shard_up(2);
     expect(CAIRN_ROUND_PERSIST);
     persisted();
-    ck_assert(cairn_round_has_shard(core, 2));
+    ck_assert(round_has_shard(core, 2));
     answer(0, &none, 0, 0);
     answer(1, &none, 0, 0);
     struct cairn_sentence waiting;
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "shard 2 (has not answered the fence)");
 }
 
@@ -116,11 +116,11 @@ TEST(a_shard_that_joins_is_accepted_with_whatever_it_knows)
          .phase = CAIRN_STEP_JOINING, .version = { 1, 0 }, .decision = &none);
     answer(0, &last, 0, 1);
     answer(1, &last, 0, 1);
-    const struct cairn_round_action *outcome = expect(CAIRN_ROUND_RESOLVE);
+    const struct round_action *outcome = expect(CAIRN_ROUND_RESOLVE);
     ck_assert_uint_eq(outcome->decision->round, round);
     ck_assert_ptr_null(find(CAIRN_ROUND_FAIL, 0));
     for (uint32_t s = 0; s < 3; s++) published(s, round, 1);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_STEADY);
 }
 
 TEST(a_shard_that_joins_and_is_lost_while_its_layout_becomes_durable_needs_another_epoch)
@@ -142,7 +142,7 @@ TEST(nobody_waits_for_a_hole)
     start();
     layout(2, SHARDS, 1 << 0);
     resolve_with(&none, 0);
-    ck_assert(!cairn_round_has_shard(core, 0));
+    ck_assert(!round_has_shard(core, 0));
     clear();
     shard_down(0); // it ends
     GIVE(.kind = CAIRN_ROUND_SHARD_EMPTY, .shard = 0);
@@ -150,8 +150,8 @@ TEST(nobody_waits_for_a_hole)
     join(A, 0);
     want(A);
     resolve_with(&none, 0);
-    const uint64_t round = cairn_round_open_round(core);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+    const uint64_t round = round_open_round(core);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_OPEN);
     ask(A, round);
     reduced(0, 1, 0, 5); // of one that is gone
     reduced(1, 1, 0, 1);
@@ -163,7 +163,7 @@ TEST(nobody_waits_for_a_hole)
 TEST(the_deadline_asks_nothing_of_a_hole)
 {
     const uint8_t gone = 1 << 0;
-    const struct cairn_round_lack lack = { .member = A };
+    const struct round_lack lack = { .member = A };
     config.gone = &gone;
     make(0, 0);
     config.gone = NULL;
@@ -176,7 +176,7 @@ TEST(the_deadline_asks_nothing_of_a_hole)
     GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 1000);
     expect(CAIRN_ROUND_ASK_LACKS);
     GIVE(.kind = CAIRN_ROUND_LACKS, .shard = 1, .epoch = cairn_round_epoch(core),
-         .round = cairn_round_open_round(core), .lacks = &lack, .lack_count = 1);
+         .round = round_open_round(core), .lacks = &lack, .lack_count = 1);
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_FENCE)->member, A);
 }
 
@@ -190,7 +190,7 @@ static uint64_t lose_newcomer(void)
     join(A, 0);
     want(A);
     resolve_with(&none, 0);
-    const uint64_t round = cairn_round_open_round(core);
+    const uint64_t round = round_open_round(core);
     ck_assert_uint_ne(round, 0);
     shard_down(2);
     clear();
@@ -210,7 +210,7 @@ TEST(a_layout_that_goes_back_does_without_the_shard_that_is_lost)
     ck_assert_uint_eq(expect(CAIRN_ROUND_PERSIST)->layout, 3);
     ck_assert_uint_eq(expect(CAIRN_ROUND_PERSIST)->version.step, 0);
     resolve_with(&none, 0);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_STEADY);
     ck_assert_ptr_null(find(CAIRN_ROUND_FAIL, 0));
 }
 

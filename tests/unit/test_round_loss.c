@@ -16,7 +16,7 @@ static void lose(uint64_t member)
 
 static bool is_open(void)
 {
-    while (cairn_round_stage_of(core) == CAIRN_ROUND_WAITING) resolve_all(&none, 0);
+    while (round_stage_of(core) == CAIRN_ROUND_WAITING) resolve_all(&none, 0);
     return find(CAIRN_ROUND_OPEN_SEND, 0) != NULL;
 }
 
@@ -40,7 +40,7 @@ static void begin(cairn_worker_loss what)
 /* With the same terms again, or others. */
 static void amend(cairn_worker_loss what)
 {
-    struct cairn_round_terms terms = config.terms;
+    struct round_terms terms = config.terms;
     terms.on_worker_loss = what;
     GIVE(.kind = CAIRN_ROUND_AMEND, .terms = &terms);
 }
@@ -61,8 +61,8 @@ TEST(wait_opens_no_round_before_as_many_are_there)
     lose(B);
     want(A);
     ck_assert(!is_open());
-    ck_assert(cairn_round_waits_for_lost(core));
-    cairn_round_waiting(core, NULL, &waiting);
+    ck_assert(round_waits_for_lost(core));
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(
         waiting.text,
         "1 more worker (2 of 3 attached since a loss; without it in 5 s): start it, or "
@@ -70,7 +70,7 @@ TEST(wait_opens_no_round_before_as_many_are_there)
     join(B + 100, 1);
     ck_assert(is_open());
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 3);
-    ck_assert(!cairn_round_waits_for_lost(core));
+    ck_assert(!round_waits_for_lost(core));
 }
 
 TEST(its_time_runs_from_the_last_loss)
@@ -131,8 +131,8 @@ TEST(fail_refuses_rounds_until_somebody_amends)
     want(A);
     ck_assert(!is_open());
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_REFUSED)->member, A);
-    ck_assert(cairn_round_halted(core) && cairn_round_halted_of_loss(core));
-    cairn_round_waiting(core, NULL, &waiting);
+    ck_assert(round_halted(core) && round_halted_of_loss(core));
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text,
                      "an amendment or a restore (a worker was lost, and on_worker_loss is fail)");
     join(B, 1); // it alone does not mend it
@@ -149,7 +149,7 @@ TEST(fail_ends_when_all_have_gone)
     lose(B);
     down(A);
     lose(C);
-    ck_assert(!cairn_round_halted(core));
+    ck_assert(!round_halted(core));
     join(A, 0);
     want(A);
     ck_assert(is_open());
@@ -159,7 +159,7 @@ TEST(who_is_put_out_at_the_deadline_is_lost_and_who_is_replaced_is_not)
 {
     begin(CAIRN_WORKER_LOSS_FAIL);
     join(B + 100, 1);
-    ck_assert(!cairn_round_halted(core));
+    ck_assert(!round_halted(core));
     config.step_deadline_ms = 1000;
     make(0, 0);
     start();
@@ -169,7 +169,7 @@ TEST(who_is_put_out_at_the_deadline_is_lost_and_who_is_replaced_is_not)
     ck_assert(is_open());
     tick(1000);
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_FENCE)->member, A);
-    ck_assert(cairn_round_halted_of_loss(core));
+    ck_assert(round_halted_of_loss(core));
 }
 
 SUITE(30, setup, teardown);

@@ -20,7 +20,7 @@ static void publish(uint64_t round, struct cairn_version version, bool spoiled)
 /* The open round is applied. */
 static struct cairn_decision apply(bool spoiled)
 {
-    const uint64_t round = cairn_round_open_round(core);
+    const uint64_t round = round_open_round(core);
     clear();
     for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 0, 1);
     struct cairn_decision decision = *expect(CAIRN_ROUND_DECIDE)->decision;
@@ -33,10 +33,10 @@ static bool opens(void)
 {
     clear();
     want(A);
-    const bool open = cairn_round_stage_of(core) == CAIRN_ROUND_OPEN;
+    const bool open = round_stage_of(core) == CAIRN_ROUND_OPEN;
     if (!open) ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_REFUSED)->member, A);
-    ck_assert(open == !cairn_round_halted(core));
-    ck_assert(open == !cairn_round_halted_of_results(core));
+    ck_assert(open == !round_halted(core));
+    ck_assert(open == !round_halted_of_results(core));
     return open;
 }
 
@@ -49,10 +49,10 @@ TEST(a_result_of_one_shard_ends_it_and_no_amendment_helps)
     (void)apply(true);
     ck_assert(!opens());
     ck_assert(!opens());
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text,
                      "a restore or a write (results of the update to step 2 are not finite)");
-    const struct cairn_round_terms terms = { .groups = &group, .revision = 9, .workers_min = 1 };
+    const struct round_terms terms = { .groups = &group, .revision = 9, .workers_min = 1 };
     GIVE(.kind = CAIRN_ROUND_AMEND, .terms = &terms);
     ck_assert(!opens());
 }
@@ -63,7 +63,7 @@ TEST(a_write_lets_it_go_on)
     (void)apply(true);
     ck_assert(!opens());
     GIVE(.kind = CAIRN_ROUND_WORKER_WRITE, .member = A);
-    const uint64_t round = cairn_round_open_round(core);
+    const uint64_t round = round_open_round(core);
     for (uint32_t s = 0; s < SHARDS; s++) reduced(s, 1, 0, 1);
     publish(round, (struct cairn_version) { 2, 1 }, false);
     ck_assert(opens());

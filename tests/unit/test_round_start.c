@@ -20,7 +20,7 @@ static void join_of_two(uint64_t member, uint32_t rank)
 
 static bool is_open(void)
 {
-    if (cairn_round_stage_of(core) == CAIRN_ROUND_WAITING) resolve_all(&none, 0);
+    if (round_stage_of(core) == CAIRN_ROUND_WAITING) resolve_all(&none, 0);
     return find(CAIRN_ROUND_OPEN_SEND, 0) != NULL;
 }
 
@@ -32,7 +32,7 @@ TEST(the_first_of_a_launch_waits_for_the_others)
     join_of_two(A, 0);
     tick(5999);
     ck_assert(!is_open());
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text,
                      "1 more worker of this launch (1 of 2 attached; without them in 1 s)");
     join_of_two(B, 1);
@@ -85,11 +85,11 @@ TEST(who_waits_for_workers_min_goes_on_when_it_is_lowered)
     start();
     join(A, 0);
     want(A);
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text,
                      "1 more worker (1 of 2 attached): start it, or have the job take fewer "
                      "(`cairn job amend JOB --workers MIN:MAX`)");
-    struct cairn_round_terms terms = config.terms;
+    struct round_terms terms = config.terms;
     terms.workers_min = 1;
     GIVE(.kind = CAIRN_ROUND_AMEND, .terms = &terms);
     ck_assert(is_open());

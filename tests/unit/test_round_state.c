@@ -18,7 +18,7 @@ static void ask_with(uint64_t member, uint64_t round, const char *state)
 
 static void check_state_of(const struct cairn_decision *decision, const char *expected)
 {
-    const struct cairn_payload head = payload_of(decision);
+    const struct payload head = payload_of(decision);
     ck_assert_uint_eq(head.state_bytes, strlen(expected));
     if (*expected != '\0') ck_assert_mem_eq(head.state, expected, strlen(expected));
 }
@@ -27,7 +27,7 @@ static void check_published(const char *expected)
 {
     const uint8_t *state;
     size_t bytes;
-    ck_assert(cairn_round_client_state(core, &state, &bytes));
+    ck_assert(round_client_state(core, &state, &bytes));
     ck_assert_uint_eq(bytes, strlen(expected));
     if (*expected != '\0') ck_assert_mem_eq(state, expected, bytes);
 }
@@ -39,13 +39,13 @@ TEST(a_round_is_decided_when_its_rank_0_has_given_its_state)
     ask_with(B, round, "of B"); // not the one that counts
     all_reduced(0);
     ck_assert_ptr_null(find(CAIRN_ROUND_DECIDE, 0));
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "worker of rank 0 (its client state of round 1)");
     ask_with(A, round, "first");
     check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "first");
     const uint8_t *state;
     size_t bytes;
-    ck_assert(!cairn_round_client_state(core, &state, &bytes)); // of neither version, just now
+    ck_assert(!round_client_state(core, &state, &bytes)); // of neither version, just now
     all_published(round, 1);
     check_published("first");
 }
@@ -121,7 +121,7 @@ TEST(a_new_incarnation_finds_the_state_with_the_shards)
     want(A);
     resolve_all(&last, 1);
     clear();
-    ask_with(A, cairn_round_open_round(core), "skipped");
+    ask_with(A, round_open_round(core), "skipped");
     all_reduced(1);
     check_state_of(expect(CAIRN_ROUND_DECIDE)->decision, "carried");
 }
@@ -129,13 +129,11 @@ TEST(a_new_incarnation_finds_the_state_with_the_shards)
 TEST(a_state_that_is_longer_than_the_job_declares_fails_it)
 {
     uint8_t bytes[CAIRN_PAYLOAD_HEAD_BYTES + STATE_MAX + 1];
-    const struct cairn_payload head = { .loss_scale = 1,
-                                        .state = bytes,
-                                        .state_bytes = STATE_MAX + 1 };
+    const struct payload head = { .loss_scale = 1, .state = bytes, .state_bytes = STATE_MAX + 1 };
     struct cairn_decision last = known(CAIRN_DECISION_SKIP, 77, 41);
     memset(bytes, 0, sizeof bytes);
     last.payload = bytes;
-    last.payload_bytes = cairn_payload_encode(&head, NULL, bytes); // fits where groups would be
+    last.payload_bytes = payload_encode(&head, NULL, bytes); // fits where groups would be
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
     for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
@@ -149,22 +147,22 @@ TEST(a_payload_carries_the_state_behind_its_groups_also_within_itself)
     uint8_t bytes[CAIRN_PAYLOAD_BYTES(2) + 5], copy[sizeof bytes];
     struct cairn_group_scalars scalars[2] = { { .optimizer = group.optimizer },
                                               { .optimizer = group.optimizer } };
-    struct cairn_payload head = { .state = (const uint8_t *)"12345", .state_bytes = 5 }, back;
-    size_t count = cairn_payload_encode(&head, NULL, bytes);
+    struct payload head = { .state = (const uint8_t *)"12345", .state_bytes = 5 }, back;
+    size_t count = payload_encode(&head, NULL, bytes);
     ck_assert_uint_eq(count, CAIRN_PAYLOAD_BYTES(0) + 5);
-    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_OK);
+    ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_OK);
     back.group_count = 2; // the same state, behind two groups now
-    count = cairn_payload_encode(&back, scalars, bytes);
+    count = payload_encode(&back, scalars, bytes);
     ck_assert_uint_eq(count, sizeof bytes);
-    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_OK);
+    ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_OK);
     ck_assert_uint_eq(back.group_count, 2);
     ck_assert_mem_eq(back.state, "12345", 5);
     memcpy(copy, bytes, sizeof bytes);
     copy[44] ^= 4; // there are bytes, and it says that there are none
-    ck_assert_int_eq(cairn_payload_decode(copy, count, &back), CAIRN_ERR_MALFORMED);
-    ck_assert_int_eq(cairn_payload_decode(bytes, count - 5, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(copy, count, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(bytes, count - 5, &back), CAIRN_ERR_MALFORMED);
     bytes[4] = 3; // more groups than there is room for
-    ck_assert_int_eq(cairn_payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(payload_decode(bytes, count, &back), CAIRN_ERR_MALFORMED);
 }
 
 SUITE(30, setup_state, teardown);

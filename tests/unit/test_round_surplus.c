@@ -14,11 +14,11 @@ static void setup_surplus(void)
 
 static void commit(uint64_t member)
 {
-    ask(member, cairn_round_open_round(core));
+    ask(member, round_open_round(core));
 }
 
 /* What the member hears of the open round; NULL: nothing. */
-static const struct cairn_round_action *opened(uint64_t member)
+static const struct round_action *opened(uint64_t member)
 {
     for (size_t i = 0; find(CAIRN_ROUND_WORKER_OPENED, i) != NULL; i++)
         if (find(CAIRN_ROUND_WORKER_OPENED, i)->member == member)
@@ -34,7 +34,7 @@ TEST(the_first_by_rank_contribute_and_the_others_are_told)
     join(A, 0);
     want(C);
     resolve_all(&none, 0);
-    const struct cairn_round_action *sent = expect(CAIRN_ROUND_OPEN_SEND);
+    const struct round_action *sent = expect(CAIRN_ROUND_OPEN_SEND);
     ck_assert_uint_eq(sent->member_count, 2);
     ck_assert_uint_eq(sent->members[0], A);
     ck_assert_uint_eq(sent->members[1], B);
@@ -42,7 +42,7 @@ TEST(the_first_by_rank_contribute_and_the_others_are_told)
     ck_assert_uint_eq(opened(C)->world, 2);
     want(B);
     ck_assert_uint_eq(opened(B)->rank, 1);
-    ck_assert(!cairn_round_contributes(core, C));
+    ck_assert(!round_contributes(core, C));
 }
 
 TEST(a_round_ends_without_its_surplus_which_hears_how)
@@ -83,8 +83,8 @@ TEST(surplus_that_comes_or_goes_leaves_the_round_alone)
     want(104);
     ck_assert_ptr_null(opened(104)); // it came later: the next round counts it
     down(C);
-    ck_assert_uint_eq(cairn_round_open_round(core), round);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+    ck_assert_uint_eq(round_open_round(core), round);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_OPEN);
     join(C, 2); // it is back, and asks
     ask(C, round);
     all_reduced(0);
@@ -100,7 +100,7 @@ TEST(a_void_round_is_void_for_its_surplus_too_which_takes_a_place_that_is_free)
     ck_assert_uint_eq(expect_result(C, CAIRN_ERR_EPOCH_CHANGED)->round, round);
     clear();
     want(C);
-    if (cairn_round_stage_of(core) == CAIRN_ROUND_WAITING) resolve_all(&none, 0);
+    if (round_stage_of(core) == CAIRN_ROUND_WAITING) resolve_all(&none, 0);
     ck_assert_uint_eq(opened(C)->rank, 1);
     ck_assert_uint_eq(opened(C)->world, 2);
 }
@@ -110,7 +110,7 @@ TEST(what_it_gives_up_is_no_round_and_what_it_writes_waits_for_the_end)
     const uint64_t round = start_round(3);
     GIVE(.kind = CAIRN_ROUND_WORKER_ABANDON, .member = C, .round = round);
     GIVE(.kind = CAIRN_ROUND_WORKER_WRITE, .member = C);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_OPEN);
     all_reduced(0);
     all_published(round, 1);
     ck_assert_uint_eq(opened(C)->write, 1);
@@ -122,9 +122,9 @@ TEST(nobody_waits_for_it_nor_drops_it_at_the_deadline)
 {
     struct cairn_sentence waiting;
     const uint64_t round = start_round(3);
-    const struct cairn_round_lack lacks[] = { { .member = A, .micro = 1 } };
+    const struct round_lack lacks[] = { { .member = A, .micro = 1 } };
     commit(B);
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_ptr_nonnull(strstr(waiting.text, "worker of rank 0"));
     ck_assert_ptr_null(strstr(waiting.text, "worker of rank 2"));
     GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 1000);

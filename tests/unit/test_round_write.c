@@ -21,25 +21,25 @@ static uint64_t start_write(void)
     join(B, 1);
     want_to_write(B);
     resolve_all(&none, 0);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_OPEN);
-    return cairn_round_open_round(core);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_OPEN);
+    return round_open_round(core);
 }
 
 TEST(a_write_is_of_the_writer_alone_and_the_others_wait)
 {
     const uint64_t round = start_write();
-    const struct cairn_round_action *open = expect(CAIRN_ROUND_OPEN_SEND);
+    const struct round_action *open = expect(CAIRN_ROUND_OPEN_SEND);
     ck_assert(open->write);
     ck_assert_uint_eq(open->member_count, 1);
     ck_assert_uint_eq(open->members[0], B);
-    const struct cairn_round_action *opened = expect(CAIRN_ROUND_WORKER_OPENED);
+    const struct round_action *opened = expect(CAIRN_ROUND_WORKER_OPENED);
     ck_assert(opened->write && opened->member == B && opened->world == 1 && opened->rank == 0);
     clear();
     want(A);
     want(B); // not this way
     ck_assert_uint_eq(out.count, 0);
     struct cairn_sentence waiting;
-    cairn_round_waiting(core, NULL, &waiting);
+    round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "worker of rank 1 (has not ended its write)");
     want_to_write(B); // lost the answer
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->round, round);
@@ -67,7 +67,7 @@ TEST(a_write_ends_with_the_next_generation_of_the_same_step)
     ck_assert_uint_eq(find(CAIRN_ROUND_OPEN_SEND, 1)->version.generation, 2);
     ck_assert_uint_eq(find(CAIRN_ROUND_OPEN_SEND, 1)->member_count, 2);
     ck_assert(!find(CAIRN_ROUND_OPEN_SEND, 1)->write);
-    ck_assert_uint_eq(cairn_round_counts_of(core).applied, 0);
+    ck_assert_uint_eq(round_counts_of(core).applied, 0);
 }
 
 TEST(a_write_waits_for_the_open_round_and_goes_before_the_next)
@@ -92,8 +92,8 @@ static void check_void(uint64_t round)
     clear();
     resolve_all(&none, 0);
     ck_assert_ptr_null(find(CAIRN_ROUND_DECIDE, 0));
-    ck_assert_uint_eq(cairn_round_version(core).generation, 1);
-    ck_assert_uint_ne(cairn_round_open_round(core), round);
+    ck_assert_uint_eq(round_version(core).generation, 1);
+    ck_assert_uint_ne(round_open_round(core), round);
 }
 
 TEST(a_round_that_opened_with_the_writer_in_it_is_void)
@@ -104,10 +104,10 @@ TEST(a_round_that_opened_with_the_writer_in_it_is_void)
     expect(CAIRN_ROUND_PERSIST);
     resolve_all(&none, 0);
     expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
-    ck_assert_uint_ne(cairn_round_open_round(core), round);
+    ck_assert_uint_ne(round_open_round(core), round);
     ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->member, B);
-    ck_assert_uint_eq(cairn_round_worker_count(core), 2);
+    ck_assert_uint_eq(round_worker_count(core), 2);
 }
 
 TEST(a_writer_that_is_lost_has_written_nothing)
@@ -150,7 +150,7 @@ TEST(a_wish_that_is_withdrawn_opens_nothing)
     reduced(1, 1, 0, 1);
     published(0, round, 1);
     published(1, round, 1);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_STEADY);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_STEADY);
 }
 
 TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
@@ -169,8 +169,8 @@ TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
     ck_assert_int_eq(expect(CAIRN_ROUND_RESOLVE)->decision->kind, CAIRN_DECISION_WRITE);
     published_at(0, 77, 2, 40);
     published_at(1, 77, 2, 40);
-    ck_assert_uint_eq(cairn_round_version(core).generation, 2);
-    ck_assert_uint_eq(cairn_round_version(core).step, 40);
+    ck_assert_uint_eq(round_version(core).generation, 2);
+    ck_assert_uint_eq(round_version(core).step, 40);
 }
 
 /* A's step round was void when its other thread wanted to write; its write is open. Returns that; the step
@@ -182,7 +182,7 @@ static uint64_t write_over_own_round(void)
     want_to_write(A);
     resolve_all(&none, 0);
     ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
-    ck_assert_uint_eq(cairn_round_open_round(core), round + 1);
+    ck_assert_uint_eq(round_open_round(core), round + 1);
     clear();
     return round + 1;
 }
@@ -192,7 +192,7 @@ TEST(a_late_commit_beside_a_decided_write_of_the_other_thread_is_answered_with_i
     const uint64_t write = write_over_own_round();
     reduced(0, 0, 0, 1);
     reduced(1, 0, 0, 1);
-    ck_assert_int_eq(cairn_round_stage_of(core), CAIRN_ROUND_DECIDED);
+    ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_DECIDED);
     clear();
     ask(A, write - 1);
     ask(A, write);

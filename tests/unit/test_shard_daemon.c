@@ -130,7 +130,7 @@ TEST(a_fenced_round_is_run_again_with_the_same_result)
 TEST(a_worker_that_sleeps_in_the_middle_of_a_chunk_holds_up_no_round_after_it)
 {
     serve("ucx", 1);
-    struct cairn_shard_job *job = scene.shard->jobs;
+    struct shard_job *job = scene.shard->jobs;
     scene_round_open(&scene, 1, 0, 2);
     for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
     uint64_t chunk = 0;
@@ -372,16 +372,16 @@ TEST(a_snapshot_that_cannot_be_written_fails_alone)
 
 /* Holds the shard's files thread up until it is released. */
 struct hold_up {
-    struct cairn_task task;
+    struct task task;
     sem_t release;
 };
-static void wait_for_release(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void wait_for_release(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
     sem_wait(&((struct hold_up *)task)->release);
 }
-static void on_released(struct cairn_task *task)
+static void on_released(struct task *task)
 {
     sem_destroy(&((struct hold_up *)task)->release);
 }
@@ -406,7 +406,7 @@ TEST(a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_nor_sta
     for (int files = 0; files < 2; files++) {
         const uint64_t before = scene.shard->memory.budget.used_bytes;
         ck_assert_int_eq(sem_init(&hold_up.release, 0, 0), 0);
-        cairn_pool_submit(scene.shard->snapshots, &hold_up.task);
+        pool_submit(scene.shard->snapshots, &hold_up.task);
         Cairn__Pin message = CAIRN__PIN__INIT;
         message.job = SCENE_JOB;
         message.snapshot = 4;
@@ -449,7 +449,7 @@ TEST(a_lost_coordinator_finds_the_job_and_the_round_again)
     serve("mem", 1);
     model_push_round(&scene, 1, 0);
     scene_hear(&scene, CAIRN_MSG_REDUCED);
-    cairn_peer_close(scene.session, CAIRN_OK, "gone");
+    peer_close(scene.session, CAIRN_OK, "gone");
     const Cairn__Hello *hello = (const Cairn__Hello *)scene_hear(&scene, CAIRN_MSG_HELLO).message;
     ck_assert_uint_eq(hello->n_held, 1);
     ck_assert_uint_eq(hello->held[0]->job, SCENE_JOB);
@@ -469,17 +469,17 @@ TEST(who_left_while_the_coordinator_was_away_is_forgotten)
 {
     serve("mem", 1);
     scene.lease_ms = 600; // as long as a loaded machine may keep this process from it
-    cairn_peer_close(scene.session, CAIRN_OK, "gone");
+    peer_close(scene.session, CAIRN_OK, "gone");
     scene_hear(&scene, CAIRN_MSG_HELLO);
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
-    const struct cairn_shard_job *job = scene.shard->jobs;
+    const struct shard_job *job = scene.shard->jobs;
     const Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
-    ck_assert_ptr_nonnull(cairn_member_find(job, 1));
-    while (cairn_member_find(job, 1) != NULL) {
+    ck_assert_ptr_nonnull(member_find(job, 1));
+    while (member_find(job, 1) != NULL) {
         scene_say(&scene, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
         uv_run(&scene.loop, UV_RUN_ONCE);
     }
-    ck_assert_ptr_nonnull(cairn_member_find(job, 2));
+    ck_assert_ptr_nonnull(member_find(job, 2));
     leave();
 }
 

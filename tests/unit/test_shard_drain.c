@@ -30,7 +30,7 @@ static void await_end(void)
 /* Asks to end, and gives the number of what the coordinator heard. */
 static uint32_t ask(uint32_t seconds)
 {
-    cairn_shard_drain(scene.shard, seconds);
+    shard_drain(scene.shard, seconds);
     const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_DRAIN_ME);
     ck_assert_uint_eq(((const Cairn__DrainMe *)frame.message)->seconds, seconds);
     ck_assert_uint_ne(frame.request, 0);
@@ -40,7 +40,7 @@ static uint32_t ask(uint32_t seconds)
 TEST(one_that_holds_nothing_ends_at_once)
 {
     open_shard();
-    cairn_shard_drain(scene.shard, 100);
+    shard_drain(scene.shard, 100);
     ck_assert_uint_eq(drained, 1);
     scene_settle(&scene);
     ck_assert_uint_eq(drained, 1);
@@ -53,7 +53,7 @@ TEST(one_that_holds_a_part_asks_and_ends_when_the_coordinator_has_done_it)
     open_shard();
     scene_serve(&scene, 1, 1);
     const uint32_t request = ask(100);
-    cairn_shard_drain(scene.shard, 100); // once is enough
+    shard_drain(scene.shard, 100); // once is enough
     scene_settle(&scene);
     ck_assert_uint_eq(drained, 0);
     scene_say(&scene, CAIRN_MSG_DONE, request, &done.base);
@@ -93,9 +93,9 @@ TEST_EACH(one_whose_coordinator_is_gone_does_not_wait_for_its_whole_time, 0, 2)
     shard->session.address.port = 1;
     shard->session.lease_ms = 200;
     const uint64_t serial = shard->session.serial, begin_ms = uv_hrtime() / 1000000;
-    cairn_peer_close(scene.session, CAIRN_OK, "it is gone");
+    peer_close(scene.session, CAIRN_OK, "it is gone");
     while (shard->session.serial == serial) uv_run(&scene.loop, UV_RUN_ONCE);
-    if (_i == 0) cairn_shard_drain(shard, 100);
+    if (_i == 0) shard_drain(shard, 100);
     await_end();
     const uint64_t took_ms = uv_hrtime() / 1000000 - begin_ms;
     ck_assert(took_ms >= 400 && took_ms < 10000);
@@ -108,7 +108,7 @@ TEST(a_coordinator_that_comes_meanwhile_is_asked_too)
     open_shard();
     scene_serve(&scene, 1, 1);
     const uint32_t first = ask(100);
-    cairn_peer_close(scene.session, CAIRN_OK, "another one comes");
+    peer_close(scene.session, CAIRN_OK, "another one comes");
     const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_DRAIN_ME);
     ck_assert_uint_gt(scene.hellos, 1);
     (void)first;

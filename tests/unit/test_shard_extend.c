@@ -88,11 +88,11 @@ static void say_switch(uint64_t generation)
 static size_t held(void)
 {
     size_t count = 0;
-    for (const struct cairn_shard_job *j = scene.shard->jobs; j != NULL; j = j->next) count++;
+    for (const struct shard_job *j = scene.shard->jobs; j != NULL; j = j->next) count++;
     return count;
 }
 
-static void check_extent(const struct cairn_shard_job *job, size_t number)
+static void check_extent(const struct shard_job *job, size_t number)
 {
     const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
     const char *name = job->spec.tensors[extent->tensor].name;
@@ -116,12 +116,12 @@ TEST(what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_until_th
     scene_create(&scene, 9, 2, 0, "");
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
     ck_assert_uint_eq(held(), 2);
-    ck_assert_uint_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->generation, 1);
+    ck_assert_uint_eq(shard_job_find(scene.shard, SCENE_JOB)->generation, 1);
     say_switch(2);
     ck_assert_uint_eq(held(), 1);
-    const struct cairn_shard_job *job = cairn_shard_job_find(scene.shard, SCENE_JOB);
+    const struct shard_job *job = shard_job_find(scene.shard, SCENE_JOB);
     ck_assert_uint_eq(job->generation, 2);
-    ck_assert_uint_eq(cairn_step_version(job->collector.step).generation, 2);
+    ck_assert_uint_eq(step_version(job->collector.step).generation, 2);
     ck_assert_uint_eq(job->spec.tensor_count, TENSORS + 1);
     ck_assert_uint_eq(job->view->table.map.extent_count, TENSORS + 1); // "late" stands here, too
     for (size_t i = 0; i < job->view->table.map.extent_count; i++) check_extent(job, i);
@@ -182,7 +182,7 @@ TEST(a_generation_that_was_given_up_is_forgotten_with_its_memory)
         ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
         ck_assert_uint_eq(held(), 1);
     }
-    ck_assert_uint_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->generation, 1);
+    ck_assert_uint_eq(shard_job_find(scene.shard, SCENE_JOB)->generation, 1);
     leave();
 }
 
@@ -190,8 +190,8 @@ TEST(a_generation_that_was_given_up_is_forgotten_with_its_memory)
 static void give_back_at_once(void)
 {
     struct cairn_sentence why;
-    struct cairn_arena arena;
-    ck_assert_int_eq(cairn_arena_open_scratch("some", 4096, &arena, &why), CAIRN_OK);
+    struct arena arena;
+    ck_assert_int_eq(arena_open_scratch("some", 4096, &arena, &why), CAIRN_OK);
     cairn_release(scene.shard, &arena);
     malloc_fails_for = malloc_wanted;
     malloc_failing_site = malloc_site;
@@ -210,7 +210,7 @@ TEST(one_takes_the_place_of_one_that_was_given_up_though_that_is_freed_at_once)
     malloc_fails_for = 0;
     ck_assert_uint_eq(held(), 2);
     say_switch(3);
-    ck_assert_uint_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->generation, 3);
+    ck_assert_uint_eq(shard_job_find(scene.shard, SCENE_JOB)->generation, 3);
     leave();
 }
 
@@ -225,7 +225,7 @@ static void expect_refusal(uint32_t request, uint64_t generation, uint64_t step,
     ck_assert_msg(strstr(error->text, word) != NULL, "%s", error->text);
     scene_settle(&scene);
     ck_assert_uint_eq(held(), 1);
-    ck_assert_int_eq(cairn_shard_job_find(scene.shard, SCENE_JOB)->state, CAIRN_JOB_SERVING);
+    ck_assert_int_eq(shard_job_find(scene.shard, SCENE_JOB)->state, CAIRN_JOB_SERVING);
 }
 
 /* ---- while one is being made ---- */
@@ -235,7 +235,7 @@ enum { COMPUTE_THREADS = 2 };
 /* Holds the shard's compute threads until they are released. */
 static sem_t released;
 
-static void wait_for_release(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void wait_for_release(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)task;
     (void)item;
@@ -243,14 +243,14 @@ static void wait_for_release(struct cairn_task *task, uint32_t item, uint32_t th
     while (sem_wait(&released) != 0) {}
 }
 
-static void on_released(struct cairn_task *task)
+static void on_released(struct task *task)
 {
     (void)task;
 }
 
-static struct cairn_task holds = { .run = wait_for_release,
-                                   .done = on_released,
-                                   .item_count = COMPUTE_THREADS };
+static struct task holds = { .run = wait_for_release,
+                             .done = on_released,
+                             .item_count = COMPUTE_THREADS };
 
 static void release(void)
 {
@@ -258,11 +258,11 @@ static void release(void)
 }
 
 /* Generation 2 is made of the first, and waits for a thread. */
-static struct cairn_shard_job *begin_extend(void)
+static struct shard_job *begin_extend(void)
 {
     serve();
     ck_assert_int_eq(sem_init(&released, 0, 0), 0);
-    cairn_pool_submit(scene.shard->host.pool, &holds);
+    pool_submit(scene.shard->host.pool, &holds);
     amend_scene(CAIRN_INIT_CONSTANT);
     scene_create(&scene, 9, 2, 0, "");
     while (held() < 2 || scene.shard->jobs->load.at_work == NULL) uv_run(&scene.loop, UV_RUN_ONCE);
@@ -281,8 +281,8 @@ static void expect_error(uint32_t request, cairn_status status, const char *word
 
 TEST(one_whose_origin_changes_meanwhile_is_given_up_and_the_origin_serves)
 {
-    struct cairn_shard_job *from = begin_extend();
-    const uint64_t used = cairn_memory_sum(&from->memory);
+    struct shard_job *from = begin_extend();
+    const uint64_t used = memory_sum(&from->memory);
     from->pass.updating = true; // an UPDATE was decided
     release();
     expect_error(9, CAIRN_ERR_NOT_READY, "changed while it was extended");

@@ -12,7 +12,7 @@ enum { LONG_MS = 60000, MODELS = CAIRN_LEASED_VERSIONS_MAX + 4 };
 static struct scene scene;
 static struct model now, then[MODELS]; /* then[s]: as it was at step s */
 static uint64_t at;                    /* the step of `now` */
-static struct cairn_shard_job *job;
+static struct shard_job *job;
 static uint64_t used_before, copy_bytes;
 
 static void check_wire(uint64_t step)

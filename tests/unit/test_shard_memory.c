@@ -62,7 +62,7 @@ static void create(void)
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
 }
 
-static size_t resident(const struct cairn_arena *arena)
+static size_t resident(const struct arena *arena)
 {
     uint8_t *const map = arena->base - arena->begin;
     const size_t bytes = arena->begin + arena->bytes, pages = (bytes + 4095) / 4096;
@@ -75,13 +75,13 @@ static size_t resident(const struct cairn_arena *arena)
 }
 
 /* Of the slots of so many workers. */
-static uint64_t landing_of(const struct cairn_shard_job *job, uint32_t workers)
+static uint64_t landing_of(const struct shard_job *job, uint32_t workers)
 {
-    return cairn_landing_at(&job->landing, workers * job->landing.window);
+    return landing_at(&job->landing, workers * job->landing.window);
 }
 
 /* The slots of so many workers, and no page more. */
-static void check_landing(const struct cairn_shard_job *job, uint32_t workers)
+static void check_landing(const struct shard_job *job, uint32_t workers)
 {
     const size_t bytes = landing_of(job, workers);
     ck_assert_uint_eq(resident(&job->landing.arena), (bytes + 4095) / 4096 * 4096);
@@ -104,17 +104,17 @@ TEST(a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers)
 TEST(what_is_admitted_has_its_pages_and_gaps_have_none)
 {
     create();
-    const struct cairn_shard_job *job = scene.shard->jobs;
-    const struct cairn_arena *home = job->planes.host;
-    const struct cairn_arena *whole[] = { &home[CAIRN_PLANE_PARAM], &job->versions.copies[0].wire,
-                                          &job->versions.copies[1].wire, &job->puts.arena };
+    const struct shard_job *job = scene.shard->jobs;
+    const struct arena *home = job->planes.host;
+    const struct arena *whole[] = { &home[CAIRN_PLANE_PARAM], &job->versions.copies[0].wire,
+                                    &job->versions.copies[1].wire, &job->puts.arena };
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         ck_assert_uint_ge(resident(whole[i]), whole[i]->bytes);
     // sgd has no exp_avg_sq, and the frozen tensor takes no gradient.
     uint64_t kept_bytes = 0;
     for (size_t i = 0; i < job->view->table.map.extent_count; i++)
-        kept_bytes += cairn_form_bytes(&job->view->forms[i], CAIRN_PLANE_EXP_AVG_SQ,
-                                       job->view->table.map.extents[i].elem_count);
+        kept_bytes += form_bytes(&job->view->forms[i], CAIRN_PLANE_EXP_AVG_SQ,
+                                 job->view->table.map.extents[i].elem_count);
     ck_assert_uint_ge(resident(&home[CAIRN_PLANE_EXP_AVG_SQ]), kept_bytes);
     ck_assert_uint_lt(resident(&home[CAIRN_PLANE_EXP_AVG_SQ]), home[CAIRN_PLANE_EXP_AVG_SQ].bytes);
     ck_assert_uint_lt(resident(&home[CAIRN_PLANE_SUM]), home[CAIRN_PLANE_SUM].bytes);
@@ -125,8 +125,8 @@ TEST(what_is_admitted_has_its_pages_and_gaps_have_none)
 TEST(no_two_streams_of_an_update_or_a_fold_collide)
 {
     create();
-    const struct cairn_shard_job *job = scene.shard->jobs;
-    const struct cairn_arena *home = job->planes.host;
+    const struct shard_job *job = scene.shard->jobs;
+    const struct arena *home = job->planes.host;
     const void *streams[] = { job->versions.copies[0].wire.base, home[CAIRN_PLANE_PARAM].base,
                               home[CAIRN_PLANE_EXP_AVG].base, home[CAIRN_PLANE_EXP_AVG_SQ].base,
                               home[CAIRN_PLANE_SUM].base };
@@ -137,8 +137,8 @@ TEST(no_two_streams_of_an_update_or_a_fold_collide)
     for (uint32_t slot = 1; slot < job->collector.slot_count; slot++)
         if (slot % window < have && slot % window > 0)
             ck_assert_uint_ge(
-                lines_apart(job->landing.arena.base + cairn_landing_at(&job->landing, slot),
-                            job->landing.arena.base + cairn_landing_at(&job->landing, slot - 1)),
+                lines_apart(job->landing.arena.base + landing_at(&job->landing, slot),
+                            job->landing.arena.base + landing_at(&job->landing, slot - 1)),
                 STREAMS_APART_LINES);
     // A window apart, as the contributions of two workers to a chunk are.
     ck_assert_uint_ge(
@@ -149,7 +149,7 @@ TEST(no_two_streams_of_an_update_or_a_fold_collide)
 TEST(landing_slots_are_taken_as_workers_join)
 {
     create();
-    const struct cairn_shard_job *job = scene.shard->jobs;
+    const struct shard_job *job = scene.shard->jobs;
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_READER);
     check_landing(job, 0);
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
@@ -172,8 +172,8 @@ TEST(a_worker_without_room_to_land_is_refused_and_not_there)
     const Cairn__Error *error = refusal(5);
     ck_assert_msg(strstr(error->text, "landing memory of the workers of job play needs ") != NULL,
                   "%s", error->text);
-    ck_assert_ptr_null(cairn_member_find(scene.shard->jobs, 2));
-    ck_assert_ptr_nonnull(cairn_member_find(scene.shard->jobs, 1));
+    ck_assert_ptr_null(member_find(scene.shard->jobs, 2));
+    ck_assert_ptr_nonnull(member_find(scene.shard->jobs, 1));
     leave_mib(500);
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
 }
@@ -190,11 +190,11 @@ static void leave(uint64_t member)
 TEST(the_budget_counts_landing_slots_of_workers_that_are_there)
 {
     create();
-    struct cairn_shard_job *job = scene.shard->jobs;
+    struct shard_job *job = scene.shard->jobs;
     const uint64_t used = scene.shard->memory.budget.used_bytes;
     const uint64_t landing = landing_of(job, 1);
     const uint64_t worker = landing + cairn_reply_bytes(job->replies.bytes);
-    ck_assert_uint_eq(used, cairn_memory_sum(&job->memory));
+    ck_assert_uint_eq(used, memory_sum(&job->memory));
     ck_assert_uint_eq(job->memory.landing, 0);
     for (uint64_t member = 1; member <= SCENE_MEMBERS; member++) {
         scene_join(&scene, member, CAIRN_ROLE_WIRE_WORKER);
@@ -215,18 +215,18 @@ TEST(the_budget_counts_landing_slots_of_workers_that_are_there)
 TEST(much_landing_memory_is_given_back_in_several_turns)
 {
     create();
-    struct cairn_shard_job *job = scene.shard->jobs;
+    struct shard_job *job = scene.shard->jobs;
     const uint64_t used = scene.shard->memory.budget.used_bytes,
                    landing = landing_of(job, SCENE_MEMBERS);
     for (uint64_t member = 1; member <= SCENE_MEMBERS; member++)
         scene_join(&scene, member, CAIRN_ROLE_WIRE_WORKER);
     scene.shard->memory.give_max_bytes = 2 * job->landing.slot_bytes;
     for (uint64_t member = 1; member <= SCENE_MEMBERS; member++) cairn_member_leave(job, member);
-    for (int i = 0; i < 2; i++) cairn_admit_left(job); // the second one finds the turn's share used
+    for (int i = 0; i < 2; i++) admit_left(job); // the second one finds the turn's share used
     const uint32_t slots = SCENE_MEMBERS * job->landing.window;
     ck_assert_uint_gt(job->landing.small, 0); // the last ones
     ck_assert_uint_le(landing - job->memory.landing, 2 * job->landing.slot_bytes);
-    ck_assert_uint_lt(job->memory.landing, cairn_landing_at(&job->landing, slots - 1));
+    ck_assert_uint_lt(job->memory.landing, landing_at(&job->landing, slots - 1));
     scene_settle(&scene);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
     check_landing(job, 0);
@@ -248,7 +248,7 @@ TEST(a_worker_over_the_memory_limit_is_refused_with_the_numbers)
                           NULL &&
                       strstr(error->text, "and 1 of memory.limit") != NULL,
                   "%s", error->text);
-    ck_assert_ptr_null(cairn_member_find(scene.shard->jobs, 2));
+    ck_assert_ptr_null(member_find(scene.shard->jobs, 2));
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
     leave(1); // makes room for another
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
@@ -302,11 +302,11 @@ TEST(the_reply_of_a_worker_that_left_is_the_next_one_s)
 {
     scene.shard->memory.budget.limit_bytes = bytes_needed();
     scene_serve(&scene, 1, 1);
-    struct cairn_shard_job *job = scene.shard->jobs;
+    struct shard_job *job = scene.shard->jobs;
     scene.deaf = true;
     ask(1, CAIRN_PLANE_PARAM);
     scene_settle(&scene);
-    ck_assert_uint_eq(cairn_member_find(job, 1)->replies, 1);
+    ck_assert_uint_eq(member_find(job, 1)->replies, 1);
     cairn_member_leave(job, 1);
     scene.deaf = false;
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
@@ -314,7 +314,7 @@ TEST(the_reply_of_a_worker_that_left_is_the_next_one_s)
     ask(2, CAIRN_PLANE_PARAM);
     ck_assert(scene_note(&scene, CAIRN_CHUNK_DATA)->whole);
     leave(2);
-    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, cairn_memory_sum(&job->memory));
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, memory_sum(&job->memory));
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes,
                       scene.shard->memory.budget.limit_bytes - landing_of(job, 1) -
                           cairn_reply_bytes(job->replies.bytes));
@@ -323,7 +323,7 @@ TEST(the_reply_of_a_worker_that_left_is_the_next_one_s)
 TEST(slots_of_a_worker_that_left_while_they_were_made_are_given_back)
 {
     create();
-    const struct cairn_shard_job *job = scene.shard->jobs;
+    const struct shard_job *job = scene.shard->jobs;
     const int fd = open(root, O_RDONLY | O_CLOEXEC);
     ck_assert_int_eq(flock(fd, LOCK_EX | LOCK_NB), 0);
     scene_ask_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
@@ -340,7 +340,7 @@ TEST(slots_of_a_worker_that_left_while_they_were_made_are_given_back)
 TEST(slots_of_an_open_round_are_kept_until_it_has_ended)
 {
     scene_serve(&scene, 2, 1);
-    struct cairn_shard_job *job = scene.shard->jobs;
+    struct shard_job *job = scene.shard->jobs;
     const uint64_t worker = landing_of(job, 1);
     scene_round_open(&scene, 1, 0, 2);
     scene_settle(&scene);
@@ -448,7 +448,7 @@ TEST_EACH(a_job_that_is_dropped_while_threads_make_it_leaves_nothing, 0, TURNS)
     while (scene_hear(&scene, CAIRN_MSG_DONE).request != 8) {} // or the create was quicker
     create();                                                  // waits for what is given back
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes,
-                      cairn_memory_sum(&scene.shard->jobs->memory));
+                      memory_sum(&scene.shard->jobs->memory));
     ck_assert_ptr_null(scene.shard->arriving_dropped);
 }
 

@@ -82,8 +82,8 @@ TEST(a_taker_is_not_reduced_before_all_of_its_state_is_here)
     stage.round++;
     model_push_round(&stage.shard[1], stage.round, stage.step);
     scene_settle(&stage.shard[1]);
-    ck_assert(cairn_step_lacks_state(stage_job(1)->collector.step));
-    ck_assert_int_eq(cairn_step_phase_of(stage_job(1)->collector.step), CAIRN_STEP_REDUCING);
+    ck_assert(step_lacks_state(stage_job(1)->collector.step));
+    ck_assert_int_eq(step_phase_of(stage_job(1)->collector.step), CAIRN_STEP_REDUCING);
     stage_job(0)->state = CAIRN_JOB_SERVING;
     model_push_round(&stage.shard[0], stage.round, stage.step);
     stage_apply();
@@ -259,7 +259,7 @@ TEST(a_fence_that_brings_a_layout_which_is_not_prepared_stops_the_job_with_a_sen
     fence.job = SCENE_JOB;
     fence.epoch = 9;
     fence.layout = 2;
-    cairn_log_init("test", CAIRN_LOG_ERROR);
+    log_init("test", CAIRN_LOG_ERROR);
     scene_say(&stage.shard[0], CAIRN_MSG_FENCE, 0, &fence.base);
     const Cairn__Error *error =
         (const Cairn__Error *)scene_hear(&stage.shard[0], CAIRN_MSG_ERROR).message;
@@ -299,7 +299,7 @@ TEST(a_move_takes_no_more_than_what_comes_and_what_was_given_is_the_systems_once
                    had = stage_job(0)->memory.state, had_pages = resident(0),
                    taker_pages = resident(1), taker_used = taker->used_bytes;
     stage_prepare(stage_half);
-    const struct cairn_move_part *next = stage_job(1)->move.next;
+    const struct move_part *next = stage_job(1)->move.next;
     const uint64_t slice = next->room, mover = cairn_reply_bytes(stage_job(1)->replies.bytes);
     const uint64_t most = slice + next->staging + next->published + next->tables + mover;
     ck_assert_uint_le(taker->used_bytes, taker_used + most);

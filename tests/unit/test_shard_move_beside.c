@@ -26,7 +26,7 @@ static const struct stage_run more_middle[] = {
     { T_BLOB, 0, 1 },   { T_BLOB, 1, 2 },   { T_BLOB, 0, 2 },   { 0, 0, 0 }
 };
 
-static uint64_t check_tensor(const struct cairn_shard_job *job, uint32_t tensor)
+static uint64_t check_tensor(const struct shard_job *job, uint32_t tensor)
 {
     uint64_t elems = 0;
     for (size_t e = 0; e < job->view->table.map.extent_count; e++) {

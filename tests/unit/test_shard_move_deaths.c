@@ -20,7 +20,7 @@ static void end_taking(void)
 TEST(a_connection_that_the_taker_loses_is_made_again)
 {
     stage_begin_taking();
-    struct cairn_giver *giver = &stage_job(1)->move.now->take->givers[0];
+    struct giver *giver = &stage_job(1)->move.now->take->givers[0];
     const uint32_t connection = giver->link.connection;
     cairn_chunk_link_close(&giver->link);
     while (giver->link.connection == connection) scene_settle(&stage.shard[1]);
@@ -43,7 +43,7 @@ static void await_unheard(size_t count)
 TEST(a_giver_that_says_nothing_is_named_to_the_coordinator_until_it_does)
 {
     stage_begin_taking();
-    struct cairn_giver *giver = &stage_job(1)->move.now->take->givers[0];
+    struct giver *giver = &stage_job(1)->move.now->take->givers[0];
     const size_t address_bytes = giver->address_bytes;
     stage.shard[1].shard->unheard_ms = 100;
     await_unheard(0);
@@ -58,9 +58,9 @@ TEST(a_giver_that_says_nothing_is_named_to_the_coordinator_until_it_does)
 TEST(a_connection_that_the_giver_loses_is_made_again)
 {
     stage_begin_taking();
-    const struct cairn_move_part *now = stage_job(0)->move.now;
-    cairn_member_cut(stage_job(0), now->movers[0]);
-    cairn_shard_job_settle(stage_job(0));
+    const struct move_part *now = stage_job(0)->move.now;
+    member_cut(stage_job(0), now->movers[0]);
+    shard_job_settle(stage_job(0));
     for (int i = 0; i < 3; i++) scene_settle(&stage.shard[1]);
     end_taking();
 }
@@ -72,7 +72,7 @@ static void come_back(void)
         const unsigned hellos = stage.shard[i].hellos;
         for (size_t k = 0; k < stage.shard[i].frame_count; k++)
             stage.shard[i].frames[k].taken = true;
-        cairn_peer_close(stage.shard[i].session, CAIRN_OK, "the coordinator ends");
+        peer_close(stage.shard[i].session, CAIRN_OK, "the coordinator ends");
         while (stage.shard[i].hellos == hellos) scene_hear(&stage.shard[i], CAIRN_MSG_HELLO);
     }
 }
@@ -136,7 +136,7 @@ TEST(a_fence_that_waits_ends_with_its_coordinator)
     stage_round();
     stage_prepare(stage_half);
     for (uint32_t i = 0; i < stage.count; i++) {
-        struct cairn_shard_job *job = stage_job(i);
+        struct shard_job *job = stage_job(i);
         Cairn__Fence fence = CAIRN__FENCE__INIT;
         fence.job = SCENE_JOB;
         fence.epoch = stage.epoch + 1;
@@ -148,7 +148,7 @@ TEST(a_fence_that_waits_ends_with_its_coordinator)
     come_back();
     for (uint32_t i = 0; i < stage.count; i++) {
         stage_job(i)->park.is_under_way = false;
-        cairn_move_wake(stage.shard[i].shard);
+        move_wake(stage.shard[i].shard);
         scene_settle(&stage.shard[i]);
         ck_assert_uint_eq(held_of(i)->layout_version, 1);
         ck_assert_uint_eq(held_of(i)->next_layout_version, 2);

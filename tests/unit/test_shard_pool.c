@@ -15,7 +15,7 @@
 enum { TASKS = 20, ITEMS = 1000, THREADS = 4 };
 
 struct counted {
-    struct cairn_task task;
+    struct task task;
     atomic_uint ran[ITEMS];
     unsigned done;
 };
@@ -26,14 +26,14 @@ static struct counted counted[TASKS];
 static unsigned done_count;
 static unsigned order[TASKS];
 
-static void run_counted(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_counted(struct task *task, uint32_t item, uint32_t thread)
 {
     struct counted *c = (struct counted *)task;
     ck_assert(c->task.is_small ? thread == THREADS : thread < THREADS);
     atomic_fetch_add(&c->ran[item], 1);
 }
 
-static void on_done(struct cairn_task *task)
+static void on_done(struct task *task)
 {
     struct counted *c = (struct counted *)task;
     c->done++;
@@ -46,12 +46,12 @@ static void setup(void)
     memset(counted, 0, sizeof counted);
     done_count = 0;
     uv_loop_init(&loop);
-    ck_assert_int_eq(cairn_pool_open(&loop, "test", THREADS, NULL, &pool, &why), CAIRN_OK);
+    ck_assert_int_eq(pool_open(&loop, "test", THREADS, NULL, &pool, &why), CAIRN_OK);
 }
 
 static void teardown(void)
 {
-    if (pool != NULL) cairn_pool_close(pool, NULL, NULL);
+    if (pool != NULL) pool_close(pool, NULL, NULL);
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
@@ -60,8 +60,8 @@ TEST(every_item_of_every_task_runs_once)
 {
     for (unsigned i = 0; i < TASKS; i++) {
         counted[i].task =
-            (struct cairn_task) { .run = run_counted, .done = on_done, .item_count = i * 50 };
-        cairn_pool_submit(pool, &counted[i].task);
+            (struct task) { .run = run_counted, .done = on_done, .item_count = i * 50 };
+        pool_submit(pool, &counted[i].task);
     }
     while (done_count < TASKS) uv_run(&loop, UV_RUN_ONCE);
     for (unsigned i = 0; i < TASKS; i++) {
@@ -73,18 +73,17 @@ TEST(every_item_of_every_task_runs_once)
 
 TEST(a_task_without_items_is_done)
 {
-    counted[0].task = (struct cairn_task) { .run = run_counted, .done = on_done };
-    cairn_pool_submit(pool, &counted[0].task);
+    counted[0].task = (struct task) { .run = run_counted, .done = on_done };
+    pool_submit(pool, &counted[0].task);
     ck_assert_uint_eq(done_count, 0); // on the loop, never inside submit
     while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
 }
 
 TEST(a_small_task_runs_at_once_and_is_told_of_by_the_loop)
 {
-    counted[0].task = (struct cairn_task) {
-        .run = run_counted, .done = on_done, .item_count = 3, .is_small = true
-    };
-    cairn_pool_submit(pool, &counted[0].task);
+    counted[0].task =
+        (struct task) { .run = run_counted, .done = on_done, .item_count = 3, .is_small = true };
+    pool_submit(pool, &counted[0].task);
     for (unsigned item = 0; item < 3; item++)
         ck_assert_uint_eq(atomic_load(&counted[0].ran[item]), 1);
     ck_assert_uint_eq(done_count, 0);
@@ -93,21 +92,21 @@ TEST(a_small_task_runs_at_once_and_is_told_of_by_the_loop)
 }
 
 /* A thread does what waits behind its item, of other tasks too, as one list. */
-static void run_gathered(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_gathered(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct cairn_pool_item more[64];
-    const uint32_t count = cairn_pool_take(pool, more, 64);
+    struct pool_item more[64];
+    const uint32_t count = pool_take(pool, more, 64);
     run_counted(task, item, thread);
     for (uint32_t i = 0; i < count; i++) run_counted(more[i].task, more[i].item, thread);
-    cairn_pool_end(pool, more, count);
+    pool_end(pool, more, count);
 }
 
 TEST(items_that_a_thread_takes_besides_its_own_end_their_tasks)
 {
     for (unsigned i = 0; i < TASKS; i++) {
         counted[i].task =
-            (struct cairn_task) { .run = run_gathered, .done = on_done, .item_count = i * 50 };
-        cairn_pool_submit(pool, &counted[i].task);
+            (struct task) { .run = run_gathered, .done = on_done, .item_count = i * 50 };
+        pool_submit(pool, &counted[i].task);
     }
     while (done_count < TASKS) uv_run(&loop, UV_RUN_ONCE);
     for (unsigned i = 0; i < TASKS; i++) {
@@ -121,20 +120,20 @@ static atomic_uint threads_in;
 static atomic_bool may_go;
 
 /* Ends its item itself, behind what it takes ahead: no thread is idle then. */
-static void run_ahead(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_ahead(struct task *task, uint32_t item, uint32_t thread)
 {
-    const struct cairn_pool_item own = { task, item };
-    struct cairn_pool_item more[64];
+    const struct pool_item own = { task, item };
+    struct pool_item more[64];
     run_counted(task, item, thread);
     atomic_fetch_add(&threads_in, 1);
     while (!atomic_load(&may_go)) continue;
-    const uint32_t count = cairn_pool_take_ahead(pool, more, 64);
+    const uint32_t count = pool_take_ahead(pool, more, 64);
     for (uint32_t i = 0; i < count; i++) run_counted(more[i].task, more[i].item, thread);
-    cairn_pool_end(pool, more, count);
-    cairn_pool_end(pool, &own, 1);
+    pool_end(pool, more, count);
+    pool_end(pool, &own, 1);
 }
 
-static void run_behind(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_behind(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)task, (void)item, (void)thread;
     ck_abort_msg("a thread that was at work has left the item");
@@ -142,13 +141,13 @@ static void run_behind(struct cairn_task *task, uint32_t item, uint32_t thread)
 
 TEST(what_waits_is_taken_ahead_while_no_thread_is_idle)
 {
-    counted[0].task = (struct cairn_task) {
+    counted[0].task = (struct task) {
         .run = run_ahead, .done = on_done, .item_count = THREADS, .ends_items = true
     };
-    cairn_pool_submit(pool, &counted[0].task);
+    pool_submit(pool, &counted[0].task);
     while (atomic_load(&threads_in) < THREADS) continue;
-    counted[1].task = (struct cairn_task) { .run = run_behind, .done = on_done, .item_count = 50 };
-    cairn_pool_submit(pool, &counted[1].task);
+    counted[1].task = (struct task) { .run = run_behind, .done = on_done, .item_count = 50 };
+    pool_submit(pool, &counted[1].task);
     atomic_store(&may_go, true);
     while (done_count < 2) uv_run(&loop, UV_RUN_ONCE);
     for (unsigned item = 0; item < 50; item++)
@@ -160,16 +159,16 @@ TEST(after_close_no_done_is_called)
 {
     for (unsigned i = 0; i < TASKS; i++) {
         counted[i].task =
-            (struct cairn_task) { .run = run_counted, .done = on_done, .item_count = ITEMS };
-        cairn_pool_submit(pool, &counted[i].task);
+            (struct task) { .run = run_counted, .done = on_done, .item_count = ITEMS };
+        pool_submit(pool, &counted[i].task);
     }
-    cairn_pool_close(pool, NULL, NULL);
+    pool_close(pool, NULL, NULL);
     pool = NULL;
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_uint_eq(done_count, 0);
 }
 
-static void look_at_signals(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void look_at_signals(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
@@ -181,9 +180,8 @@ static void look_at_signals(struct cairn_task *task, uint32_t item, uint32_t thr
 
 TEST(signals_stay_with_the_loop)
 {
-    counted[0].task =
-        (struct cairn_task) { .run = look_at_signals, .done = on_done, .item_count = 1 };
-    cairn_pool_submit(pool, &counted[0].task);
+    counted[0].task = (struct task) { .run = look_at_signals, .done = on_done, .item_count = 1 };
+    pool_submit(pool, &counted[0].task);
     while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
     ck_assert_uint_eq(atomic_load(&counted[0].ran[0]), 1);
 }
@@ -191,11 +189,11 @@ TEST(signals_stay_with_the_loop)
 /* ---- a thread that hangs ---- */
 
 struct hanging {
-    struct cairn_task task;
+    struct task task;
     sem_t begun, may_end;
 };
 
-static void run_hanging(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_hanging(struct task *task, uint32_t item, uint32_t thread)
 {
     struct hanging *hanging = (struct hanging *)task;
     (void)item, (void)thread;
@@ -216,10 +214,10 @@ TEST(a_thread_that_hangs_is_left_behind)
     bool closed = false;
     sem_init(&hanging.begun, 0, 0);
     sem_init(&hanging.may_end, 0, 0);
-    ck_assert_int_eq(cairn_pool_open(&loop, "hangs", 1, NULL, &one, &why), CAIRN_OK);
-    cairn_pool_submit(one, &hanging.task);
+    ck_assert_int_eq(pool_open(&loop, "hangs", 1, NULL, &one, &why), CAIRN_OK);
+    pool_submit(one, &hanging.task);
     sem_wait(&hanging.begun);
-    ck_assert(!cairn_pool_close_within(one, 10, on_closed, &closed));
+    ck_assert(!pool_close_within(one, 10, on_closed, &closed));
     uv_run(&loop, UV_RUN_NOWAIT);
     ck_assert(closed);
     sem_post(&hanging.may_end); // what it still does it does with memory that is there
@@ -230,8 +228,8 @@ TEST(a_thread_that_ends_in_time_is_not)
     struct cairn_sentence why;
     struct cairn_pool *one;
     bool closed = false;
-    ck_assert_int_eq(cairn_pool_open(&loop, "ends", 1, NULL, &one, &why), CAIRN_OK);
-    ck_assert(cairn_pool_close_within(one, 20000, on_closed, &closed));
+    ck_assert_int_eq(pool_open(&loop, "ends", 1, NULL, &one, &why), CAIRN_OK);
+    ck_assert(pool_close_within(one, 20000, on_closed, &closed));
     uv_run(&loop, UV_RUN_NOWAIT);
     ck_assert(closed);
 }
@@ -240,10 +238,10 @@ SUITE(30, setup, teardown);
 
 TEST(an_arena_is_zero_and_backed_as_it_is_touched)
 {
-    struct cairn_arena arena;
+    struct arena arena;
     struct cairn_sentence why;
     unsigned char there[2];
-    ck_assert_int_eq(cairn_arena_open_state("test", 1 << 30, 0, CAIRN_STREAM_WIRE, &arena, &why),
+    ck_assert_int_eq(arena_open_state("test", 1 << 30, 0, CAIRN_STREAM_WIRE, &arena, &why),
                      CAIRN_OK);
     ck_assert_uint_eq(arena.bytes, 1 << 30);
     arena.base[(1 << 30) - 1] = 1;
@@ -251,27 +249,27 @@ TEST(an_arena_is_zero_and_backed_as_it_is_touched)
     ck_assert_int_eq(mincore(arena.base + (1 << 30) - 8192, 8192, there), 0);
     ck_assert_uint_eq(there[0] & 1, 0);
     ck_assert_uint_eq(there[1] & 1, 1);
-    cairn_arena_close(&arena);
-    cairn_arena_close(&arena);
+    arena_close(&arena);
+    arena_close(&arena);
     ck_assert_ptr_null(arena.base);
 
-    ck_assert_int_eq(cairn_arena_open_scratch("test", 0, &arena, &why), CAIRN_OK);
+    ck_assert_int_eq(arena_open_scratch("test", 0, &arena, &why), CAIRN_OK);
     ck_assert_ptr_null(arena.base);
-    cairn_arena_close(&arena);
+    arena_close(&arena);
 }
 
 TEST(a_budget_says_what_is_missing_and_takes_nothing)
 {
     struct cairn_budget budget = { .limit_bytes = 1000 };
     struct cairn_sentence why;
-    ck_assert_int_eq(cairn_budget_take(&budget, 600, "job a", &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_budget_take(&budget, 401, "job b", &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_eq(budget_take(&budget, 600, "job a", &why), CAIRN_OK);
+    ck_assert_int_eq(budget_take(&budget, 401, "job b", &why), CAIRN_ERR_NO_MEMORY);
     ck_assert_ptr_nonnull(
         strstr(why.text, "job b needs 401 bytes, and 400 of memory.limit = 1000"));
-    ck_assert_int_eq(cairn_budget_take(&budget, UINT64_MAX, "job c", &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_eq(budget_take(&budget, UINT64_MAX, "job c", &why), CAIRN_ERR_NO_MEMORY);
     ck_assert_uint_eq(budget.used_bytes, 600);
-    cairn_budget_give(&budget, 600);
-    ck_assert_int_eq(cairn_budget_take(&budget, 1000, "job b", &why), CAIRN_OK);
+    budget_give(&budget, 600);
+    ck_assert_int_eq(budget_take(&budget, 1000, "job b", &why), CAIRN_OK);
 }
 
 SUITE(30);

@@ -165,7 +165,7 @@ TEST_EACH(a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES)
     ck_assert_msg(status == wrong->status, "a chunk %s: %s", wrong->what,
                   cairn_status_code_name((int)status));
     ck_assert_uint_gt(scene.shard->stats.chunks_refused, 0);
-    ck_assert_uint_eq(cairn_step_slots_used(scene.shard->jobs->collector.step), 0);
+    ck_assert_uint_eq(step_slots_used(scene.shard->jobs->collector.step), 0);
 }
 
 /* What went from a card's memory, where nobody could make one: its sender says so. */
@@ -259,7 +259,7 @@ TEST(more_chunks_than_the_window_are_told_to_wait)
     struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 2,
                                                         first + SCENE_WINDOW);
     ck_assert_int_eq(refusal_of(&push, bytes_of(first + SCENE_WINDOW)), CAIRN_ERR_BUSY);
-    ck_assert_uint_eq(cairn_step_slots_used(scene.shard->jobs->collector.step), SCENE_WINDOW);
+    ck_assert_uint_eq(step_slots_used(scene.shard->jobs->collector.step), SCENE_WINDOW);
 }
 
 /* ---- strangers ---- */
@@ -390,7 +390,7 @@ TEST(a_shard_that_lost_its_endpoint_alone_says_so_by_the_next_one)
     open_round();
     while (scene_waiting(&scene, CAIRN_CHUNK_HELLO) > 0) scene_note(&scene, CAIRN_CHUNK_HELLO);
     const uint64_t before = say_hello(1);
-    cairn_fabric_mem_cut_one(cairn_member_find(scene.shard->jobs, 2)->peer);
+    cairn_fabric_mem_cut_one(member_find(scene.shard->jobs, 2)->peer);
     const uint64_t after = hear_way();
     ck_assert_uint_gt(CAIRN_CHUNK_WAY_ENDPOINT(after), CAIRN_CHUNK_WAY_ENDPOINT(before));
     ck_assert_uint_eq((uint32_t)after, 1);

@@ -205,7 +205,7 @@ TEST(a_chunk_is_asked_for_once_for_all_workers_of_the_host)
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 3);
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_FETCH), 0);
     for (uint64_t m = 1; m <= 3; m++) {
-        const struct cairn_member *member = cairn_member_find(scene.shard->jobs, m);
+        const struct cairn_member *member = member_find(scene.shard->jobs, m);
         ck_assert_uint_eq(member->replies, 0);
         ck_assert_uint_eq(member->bytes.fetched_carried, chunk_bytes());
     }
@@ -342,7 +342,7 @@ TEST(a_place_is_given_away_when_nothing_of_it_is_being_sent)
     const uint64_t after = ask(1, 1);
     scene_settle(&scene);
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_FETCH), 0);
-    cairn_fabric_mem_cut_one(cairn_member_find(scene.shard->jobs, 2)->peer);
+    cairn_fabric_mem_cut_one(member_find(scene.shard->jobs, 2)->peer);
     fetch = asked();
     ck_assert_uint_eq(fetch.step, 1);
     give(&fetch);
@@ -407,27 +407,27 @@ TEST(when_the_shards_memory_is_used_up_the_owner_is_to_be_asked)
 
 /* ---- which place is given away ---- */
 
-static struct cairn_relay_cache cache;
+static struct relay_cache cache;
 static struct cairn_relay_owner many; /* chunks: those of shard 0, as if they were another's */
 
-static struct cairn_relay_entry *arrive(uint64_t chunk, uint64_t step)
+static struct relay_entry *arrive(uint64_t chunk, uint64_t step)
 {
-    struct cairn_relay_entry *entry = cairn_relay_cache_take(&cache, &many, chunk,
-                                                             (struct cairn_version) { 1, step });
+    struct relay_entry *entry = relay_cache_take(&cache, &many, chunk,
+                                                 (struct cairn_version) { 1, step });
     ck_assert_ptr_nonnull(entry);
-    cairn_relay_cache_arrived(&cache, entry);
+    relay_cache_arrived(&cache, entry);
     return entry;
 }
 
-static void have(struct cairn_relay_entry *entry, uint32_t member)
+static void have(struct relay_entry *entry, uint32_t member)
 {
-    cairn_relay_cache_lend(&cache, entry);
-    cairn_relay_cache_return(&cache, entry, member, 2);
+    relay_cache_lend(&cache, entry);
+    relay_cache_return(&cache, entry, member, 2);
 }
 
 static bool is_kept(uint64_t chunk, uint64_t step)
 {
-    return cairn_relay_cache_find(&cache, &many, chunk, (struct cairn_version) { 1, step }) != NULL;
+    return relay_cache_find(&cache, &many, chunk, (struct cairn_version) { 1, step }) != NULL;
 }
 
 TEST(first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ago)
@@ -442,32 +442,32 @@ TEST(first_goes_what_all_had_then_an_older_version_then_what_was_used_longest_ag
                                         .index = OWNER,
                                         .table = { .map = scene.map } };
     scene.shard->relay_cache_bytes = 1 << 20;
-    ck_assert_int_eq(cairn_relay_cache_open(&host, &cache, &why), CAIRN_OK);
+    ck_assert_int_eq(relay_cache_open(&host, &cache, &why), CAIRN_OK);
     scene.shard->relay_cache_bytes = 3 * cache.place_bytes;
-    cairn_relay_cache_release(&cache);
-    ck_assert_int_eq(cairn_relay_cache_open(&host, &cache, &why), CAIRN_OK);
+    relay_cache_release(&cache);
+    ck_assert_int_eq(relay_cache_open(&host, &cache, &why), CAIRN_OK);
     ck_assert_uint_eq(cache.entry_max, 3);
     void *pages = scene_lose_pages(&cache.memory);
-    ck_assert_ptr_null(cairn_relay_cache_take(&cache, &many, 0, (struct cairn_version) { 1, 5 }));
+    ck_assert_ptr_null(relay_cache_take(&cache, &many, 0, (struct cairn_version) { 1, 5 }));
     scene_find_pages(&cache.memory, pages);
     ck_assert_uint_eq(cache.entry_count, 0);
     arrive(0, 5);
-    struct cairn_relay_entry *new = arrive(1, 6), *had = arrive(2, 6);
+    struct relay_entry *new = arrive(1, 6), *had = arrive(2, 6);
     have(had, 0);
     have(had, 1);
     arrive(3, 6);
     ck_assert(!is_kept(2, 6) && is_kept(0, 5) && is_kept(1, 6));
-    have(cairn_relay_cache_find(&cache, &many, 0, (struct cairn_version) { 1, 5 }), 0);
+    have(relay_cache_find(&cache, &many, 0, (struct cairn_version) { 1, 5 }), 0);
     have(new, 0); // the use of an older version did not make it younger
     arrive(4, 6);
     ck_assert(!is_kept(0, 5) && is_kept(1, 6) && is_kept(3, 6));
     arrive(5, 6);
     ck_assert(!is_kept(3, 6) && is_kept(1, 6) && is_kept(4, 6));
-    cairn_relay_cache_lend(&cache, new);
+    relay_cache_lend(&cache, new);
     arrive(6, 6);
     ck_assert(is_kept(1, 6) && !is_kept(4, 6));
-    cairn_relay_cache_return(&cache, new, UINT32_MAX, 2);
-    cairn_relay_cache_release(&cache);
+    relay_cache_return(&cache, new, UINT32_MAX, 2);
+    relay_cache_release(&cache);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
     close_host();
 }

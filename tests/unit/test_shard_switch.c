@@ -42,7 +42,7 @@ static struct scene
 static size_t layouts;
 static struct model now;
 static uint64_t at; /* the step of `now` */
-static struct cairn_shard_job *job;
+static struct shard_job *job;
 
 /* ---- switching ---- */
 
@@ -73,15 +73,15 @@ static struct cairn_layout *make_layout(const struct cut *cuts, size_t count, ui
     return layout;
 }
 
-static struct cairn_shard_view *coming;
+static struct shard_view *coming;
 static bool is_reserved;
 
-static cairn_status add_pages(struct cairn_reserve *reserve, struct cairn_shard_job *of)
+static cairn_status add_pages(struct cairn_reserve *reserve, struct shard_job *of)
 {
-    return cairn_shard_view_reserve(of, coming, reserve);
+    return shard_view_reserve(of, coming, reserve);
 }
 
-static void on_reserved(const struct cairn_reserve_request *request, cairn_status status,
+static void on_reserved(const struct reserve_request *request, cairn_status status,
                         const struct cairn_sentence *why)
 {
     (void)request;
@@ -91,24 +91,24 @@ static void on_reserved(const struct cairn_reserve_request *request, cairn_statu
 
 static void reserve(void)
 {
-    const struct cairn_reserve_request request = {
+    const struct reserve_request request = {
         .job = job, .what = "what comes", .prepare = add_pages, .done = on_reserved
     };
     struct cairn_sentence why;
     is_reserved = false;
-    ck_assert_int_eq(cairn_reserve_begin(&request, &why), CAIRN_OK);
+    ck_assert_int_eq(reserve_begin(&request, &why), CAIRN_OK);
     while (!is_reserved) uv_run(&scene.loop, UV_RUN_ONCE);
 }
 
 /* What comes is the initial state of the scene. */
-static void fill(void *context, const struct cairn_shard_view_run *run)
+static void fill(void *context, const struct shard_view_run *run)
 {
     (void)context;
-    float *param = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, run->extent, run->local_elem);
+    float *param = planes_at(&job->planes, CAIRN_PLANE_PARAM, run->extent, run->local_elem);
     for (uint64_t i = 0; i < run->elem_count; i++)
         param[i] = scene_initial(run->tensor, run->first_elem + i);
     for (enum cairn_plane p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++) {
-        float *moment = cairn_planes_at(&job->planes, p, run->extent, run->local_elem);
+        float *moment = planes_at(&job->planes, p, run->extent, run->local_elem);
         if (moment != NULL) memset(moment, 0, run->elem_count * sizeof *moment);
     }
 }
@@ -164,15 +164,15 @@ static void take(uint64_t *kind, uint64_t next, uint64_t was)
 {
     struct cairn_sentence why;
     if (next > was)
-        ck_assert_int_eq(cairn_shard_job_take(job, kind, next - was, "a view", &why), CAIRN_OK);
+        ck_assert_int_eq(shard_job_take(job, kind, next - was, "a view", &why), CAIRN_OK);
 }
 
-static struct cairn_shard_view *prepare(const struct cut *cuts, size_t count)
+static struct shard_view *prepare(const struct cut *cuts, size_t count)
 {
     struct cairn_sentence why;
     struct cairn_layout *layout = make_layout(cuts, count, job->view->layout->version + 1);
-    struct cairn_shard_view *view;
-    ck_assert_msg(cairn_shard_view_next(job, layout, 0, job->view, &view, &why) == CAIRN_OK, "%s",
+    struct shard_view *view;
+    ck_assert_msg(shard_view_next(job, layout, 0, job->view, &view, &why) == CAIRN_OK, "%s",
                   why.text);
     take(&job->memory.published, view->published_bytes, job->view->published_bytes);
     take(&job->memory.tables, view->table_bytes, job->view->table_bytes);
@@ -182,18 +182,18 @@ static struct cairn_shard_view *prepare(const struct cut *cuts, size_t count)
 }
 
 /* Gives the view of before, which is the caller's. */
-static struct cairn_shard_view *switch_to(const struct cut *cuts, size_t count)
+static struct shard_view *switch_to(const struct cut *cuts, size_t count)
 {
     struct cairn_sentence why;
-    struct cairn_shard_view *before = cairn_shard_view_ref(job->view), *view = prepare(cuts, count);
-    ck_assert_msg(cairn_shard_job_switch(job, view, &why) == CAIRN_OK, "%s", why.text);
-    cairn_shard_view_beyond(view, before, fill, NULL);
+    struct shard_view *before = shard_view_ref(job->view), *view = prepare(cuts, count);
+    ck_assert_msg(shard_job_switch(job, view, &why) == CAIRN_OK, "%s", why.text);
+    shard_view_beyond(view, before, fill, NULL);
     by[layouts] = scene;
     scene.layout = make_layout(cuts, count, view->layout->version);
     ck_assert_int_eq(cairn_shard_map_init(&scene.map, scene.layout, 0, SCENE_CHUNK_LEAVES),
                      CAIRN_OK);
     move_model(&by[layouts++]);
-    cairn_shard_view_unref(view);
+    shard_view_unref(view);
     go_on_in_epoch(scene.epoch + 1);
     return before;
 }
@@ -287,7 +287,7 @@ TEST(training_goes_on_in_other_views_and_each_version_is_read_by_its_own)
     train(2);
     for (size_t i = 0; i < COUNT(views); i++) {
         struct model last = kept();
-        cairn_shard_view_unref(switch_to(views[i].cuts, views[i].count));
+        shard_view_unref(switch_to(views[i].cuts, views[i].count));
         pin_to(&last, &by[layouts - 1]);
         check_state();
         check_wire(&last, at);
@@ -329,14 +329,14 @@ static uint64_t files_of_copies(uint64_t segment)
 
 TEST(published_copies_keep_their_pages_until_a_smaller_view_has_stayed_for_a_while)
 {
-    cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
     train(4);
     const uint64_t files = files_of_copies(0);
-    cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
     train(2);
-    cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
     train(2);
-    cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
     train(12);
     check_wire(&now, at);
     ck_assert_uint_eq(files_of_copies(0), files);
@@ -350,7 +350,7 @@ TEST(published_copies_keep_their_pages_until_a_smaller_view_has_stayed_for_a_whi
 /* The copies have so many bytes behind theirs, which nobody touches. */
 static void switch_and_add(const struct cut *cuts, size_t count, uint64_t bytes)
 {
-    cairn_shard_view_unref(switch_to(cuts, count));
+    shard_view_unref(switch_to(cuts, count));
     job->view->wire_bytes += bytes;
     train(2);
 }
@@ -372,12 +372,12 @@ TEST(of_a_large_copy_the_last_segment_alone_is_made_anew)
 TEST(what_it_takes_of_the_budget_is_as_before_when_it_is_back)
 {
     const uint64_t before = scene.shard->memory.budget.used_bytes;
-    cairn_shard_view_unref(switch_to(NOTHING, COUNT(NOTHING)));
+    shard_view_unref(switch_to(NOTHING, COUNT(NOTHING)));
     train(2);
     ck_assert_uint_lt(scene.shard->memory.budget.used_bytes, before);
     ck_assert_uint_eq(job->versions.copies[0].wire.bytes, 0);
     ck_assert_uint_eq(job->versions.copies[1].wire.bytes, 0);
-    cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
     train(2);
     ck_assert_uint_eq(job->versions.copies[0].wire.bytes, job->view->wire_bytes);
     ck_assert_uint_eq(job->memory.published, job->view->published_bytes);
@@ -385,7 +385,7 @@ TEST(what_it_takes_of_the_budget_is_as_before_when_it_is_back)
 
 /* ---- memory ---- */
 
-static size_t resident(const struct cairn_arena *arena)
+static size_t resident(const struct arena *arena)
 {
     const size_t bytes = arena->begin + arena->bytes, pages = (bytes + 4095) / 4096;
     unsigned char *there = malloc(pages);
@@ -398,25 +398,25 @@ static size_t resident(const struct cairn_arena *arena)
 
 TEST(pages_of_what_went_go_back_and_what_comes_lies_there)
 {
-    const struct cairn_arena *param = &job->planes.host[CAIRN_PLANE_PARAM];
+    const struct arena *param = &job->planes.host[CAIRN_PLANE_PARAM];
     const size_t frozen_bytes = (size_t)FROZEN_ROWS * 500 * sizeof(float);
     train(1);
     const size_t all = resident(param);
-    struct cairn_shard_view *before = switch_to(PARTLY, COUNT(PARTLY));
+    struct shard_view *before = switch_to(PARTLY, COUNT(PARTLY));
     ck_assert_uint_ge(resident(param) + 4096, all); // it can be given to others until it is settled
-    cairn_shard_view_give(job, before);
-    cairn_shard_view_unref(before);
-    struct cairn_shard_view *next = prepare(WHOLLY, COUNT(WHOLLY)); // behind what was given
+    shard_view_give(job, before);
+    shard_view_unref(before);
+    struct shard_view *next = prepare(WHOLLY, COUNT(WHOLLY)); // behind what was given
     ck_assert_uint_le(job->planes.host[CAIRN_PLANE_PARAM].bytes, all + 65536); // in the same places
-    cairn_shard_view_give(job, next); // it does not come after all
-    cairn_shard_view_unref(next);
+    shard_view_give(job, next); // it does not come after all
+    shard_view_unref(next);
     coming = job->view;
     reserve(); // what was asked for before is done
     ck_assert_uint_le(resident(param), all - frozen_bytes + 65536);
     check_state();
     train(1);
     check_state();
-    cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
     train(1);
     check_state();
 }
@@ -440,11 +440,11 @@ TEST(a_leased_version_is_read_by_its_layout_over_many_views)
     train(1);
     keep_lease(7, at);
     struct model leased = kept();
-    cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
     pin_to(&leased, &by[0]);
     train(3);
     check_wire(&leased, 1);
-    cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
     train(3);
     check_wire(&leased, 1);
     check_wire(&now, at);
@@ -462,7 +462,7 @@ TEST(a_leased_version_is_read_by_its_layout_over_many_views)
 
 static bool is_published;
 
-static void on_published(struct cairn_shard_job *of)
+static void on_published(struct shard_job *of)
 {
     ck_assert_ptr_eq(of, job);
     is_published = true;
@@ -473,12 +473,12 @@ TEST(the_newest_version_is_written_once_more_and_can_be_read_both_ways)
     struct cairn_sentence why;
     train(2);
     struct model last = kept();
-    cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
     pin_to(&last, &by[0]);
     keep_lease(7, at);
     is_published = false;
-    ck_assert_int_eq(cairn_pass_republish(job, on_published, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_pass_republish(job, on_published, &why), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(pass_republish(job, on_published, &why), CAIRN_OK);
+    ck_assert_int_eq(pass_republish(job, on_published, &why), CAIRN_ERR_BUSY);
     while (!is_published) uv_run(&scene.loop, UV_RUN_ONCE);
     check_wire(&now, at);
     check_wire(&last, at);
@@ -496,12 +496,11 @@ TEST(the_newest_version_is_written_once_more_and_can_be_read_both_ways)
 TEST(a_layout_that_joins_what_lies_apart_is_refused_and_nothing_changes)
 {
     struct cairn_sentence why;
-    struct cairn_shard_view *view;
+    struct shard_view *view;
     train(1);
-    cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
     struct cairn_layout *joined = make_layout(JOINED, COUNT(JOINED), 9);
-    ck_assert_int_eq(cairn_shard_view_next(job, joined, 0, job->view, &view, &why),
-                     CAIRN_ERR_INVALID);
+    ck_assert_int_eq(shard_view_next(job, joined, 0, job->view, &view, &why), CAIRN_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(why.text, "joins what lies apart"));
     train(1);
     check_state();
@@ -510,12 +509,12 @@ TEST(a_layout_that_joins_what_lies_apart_is_refused_and_nothing_changes)
 TEST(a_view_does_not_change_while_a_round_is_open)
 {
     struct cairn_sentence why;
-    struct cairn_shard_view *view = prepare(PARTLY, COUNT(PARTLY));
+    struct shard_view *view = prepare(PARTLY, COUNT(PARTLY));
     model_push_round(&scene, 1, 0);
-    ck_assert_int_eq(cairn_shard_job_switch(job, view, &why), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(shard_job_switch(job, view, &why), CAIRN_ERR_BUSY);
     scene_hear(&scene, CAIRN_MSG_REDUCED);
-    ck_assert_int_eq(cairn_shard_job_switch(job, view, &why), CAIRN_ERR_BUSY);
-    cairn_shard_view_unref(view);
+    ck_assert_int_eq(shard_job_switch(job, view, &why), CAIRN_ERR_BUSY);
+    shard_view_unref(view);
     model_apply(&now, &scene, 1, 0, CAIRN_MSG_DECIDE);
     at = 1;
     check_state();
@@ -529,7 +528,7 @@ static uint64_t touched(uint32_t tensor, const struct cairn_box *box)
     uint64_t count = 0, before;
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
         const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
-        count += place.tensor == tensor && cairn_tiles_common(job, box, &place, &before) > 0;
+        count += place.tensor == tensor && tiles_common(job, box, &place, &before) > 0;
     }
     return count;
 }
@@ -538,24 +537,24 @@ TEST(tiles_of_members_go_over_also_of_tensors_that_come_later)
 {
     const struct cairn_box rows = { .rank = 2, .start = { 3, 0 }, .extent = { 20, 1000 } };
     const struct cairn_box half = { .rank = 2, .start = { 0, 0 }, .extent = { 40, 150 } };
-    struct cairn_member *member = cairn_member_find(job, 2);
+    struct cairn_member *member = member_find(job, 2);
     struct cairn_tiles tiles = { .count = 0 };
     struct cairn_sentence why;
     ck_assert_int_eq(cairn_tiles_set(&tiles, T_WEIGHT, &rows), CAIRN_OK);
     ck_assert_int_eq(cairn_tiles_set(&tiles, T_EMB, &half), CAIRN_OK);
-    cairn_shard_view_unref(switch_to(NOTHING, COUNT(NOTHING)));
-    ck_assert_int_eq(cairn_tiles_set_member(member, &tiles, &why), CAIRN_OK);
+    shard_view_unref(switch_to(NOTHING, COUNT(NOTHING)));
+    ck_assert_int_eq(tiles_set_member(member, &tiles, &why), CAIRN_OK);
     const struct {
         const struct cut *cuts;
         size_t count;
     } views[] = { { WHOLLY, COUNT(WHOLLY) }, { PARTLY, COUNT(PARTLY) } };
     for (size_t i = 0; i < COUNT(views); i++) {
-        cairn_shard_view_unref(switch_to(views[i].cuts, views[i].count));
-        ck_assert_uint_eq(cairn_tiles_touched(member, T_WEIGHT), touched(T_WEIGHT, &rows));
-        ck_assert_uint_eq(cairn_tiles_touched(member, T_EMB), touched(T_EMB, &half));
+        shard_view_unref(switch_to(views[i].cuts, views[i].count));
+        ck_assert_uint_eq(tiles_touched(member, T_WEIGHT), touched(T_WEIGHT, &rows));
+        ck_assert_uint_eq(tiles_touched(member, T_EMB), touched(T_EMB, &half));
         ck_assert_uint_gt(touched(T_WEIGHT, &rows), 0);
     }
-    cairn_tiles_forget(member);
+    tiles_forget(member);
     cairn_tiles_release(&tiles);
     train(1);
     check_state();

@@ -15,7 +15,7 @@ static struct scene scene;
 static struct cairn_tiles tiles[WORKERS + 1]; /* of member 1 to 3 */
 static uint8_t payload[CHUNK_ELEMS * 4];
 
-static struct cairn_shard_job *job(void)
+static struct shard_job *job(void)
 {
     return scene.shard->jobs;
 }
@@ -455,7 +455,7 @@ TEST(a_piece_that_is_not_the_declared_one_is_refused)
     ck_assert_int_eq(refusal_of(&push, 40), CAIRN_ERR_MISMATCH);
     push = tile_header(CAIRN_CHUNK_PUSH, 1, chunk_of(T_BIAS)); // it holds nothing
     ck_assert_int_eq(refusal_of(&push, 40), CAIRN_ERR_MALFORMED);
-    ck_assert_uint_eq(cairn_step_slots_used(job()->collector.step), 0);
+    ck_assert_uint_eq(step_slots_used(job()->collector.step), 0);
     struct cairn_chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
     end.value = scene.map.chunk_count; // more than it holds
     ck_assert_int_eq(refusal_of(&end, 0), CAIRN_ERR_PROTOCOL);
@@ -630,7 +630,7 @@ TEST(a_box_that_is_not_one_of_the_chunk_is_refused)
     ck_assert_int_eq(refusal_of(&fetch, 36), CAIRN_ERR_MALFORMED);
     fetch.checksum = 1;
     ck_assert_int_eq(refusal_of(&fetch, 36), CAIRN_ERR_CHECKSUM);
-    const struct cairn_member *member = cairn_member_find(job(), 1);
+    const struct cairn_member *member = member_find(job(), 1);
     ck_assert_uint_eq(member->replies, 0);
 }
 

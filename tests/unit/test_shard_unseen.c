@@ -123,7 +123,7 @@ TEST(what_was_prepared_is_pinned_or_given_back)
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
-static void wait_at_gate(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void wait_at_gate(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)task;
     (void)item;
@@ -132,14 +132,14 @@ static void wait_at_gate(struct cairn_task *task, uint32_t item, uint32_t thread
     pthread_mutex_unlock(&gate);
 }
 
-static void pass_gate(struct cairn_task *task)
+static void pass_gate(struct task *task)
 {
     (void)task;
 }
 
 TEST(what_was_prepared_in_vain_stays_until_nobody_makes_its_pages)
 {
-    static struct cairn_task before = { .run = wait_at_gate, .done = pass_gate, .item_count = 1 };
+    static struct task before = { .run = wait_at_gate, .done = pass_gate, .item_count = 1 };
     Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
     message.job = SCENE_JOB;
     message.snapshot = 10;
@@ -147,7 +147,7 @@ TEST(what_was_prepared_in_vain_stays_until_nobody_makes_its_pages)
     const struct cairn_budget *budget = &scene.shard->memory.budget;
     const uint64_t used = budget->used_bytes;
     pthread_mutex_lock(&gate);
-    cairn_pool_submit(scene.shard->memory.toucher, &before);
+    pool_submit(scene.shard->memory.toucher, &before);
     scene_say(&scene, CAIRN_MSG_PIN_PREPARE, 70, &message.base);
     say_folder(10, "");
     model_round(&model, &scene, 1, 0); // an update looks for pins that have ended
@@ -214,15 +214,15 @@ TEST(a_snapshot_that_was_given_up_holds_up_no_layout_though_its_storage_hangs)
     ck_assert_int_eq(cairn_snapshot_folder_make("mem:x", "play", 1, 1, id, &folder, &why),
                      CAIRN_OK);
     serve(1);
-    struct cairn_shard_job *job = scene.shard->jobs;
+    struct shard_job *job = scene.shard->jobs;
     cairn_memory_storage_hang(true);
     say_pin(10, true);
     say_folder(10, folder);
     scene_settle(&scene);
     ck_assert_ptr_nonnull(job->pins.list);
-    ck_assert(!cairn_shard_job_rests(job));
-    cairn_pin_cancel(job);
-    while (!cairn_shard_job_rests(job)) sched_yield();
+    ck_assert(!shard_job_rests(job));
+    pin_cancel(job);
+    while (!shard_job_rests(job)) sched_yield();
     ck_assert_ptr_nonnull(job->pins.list); // it hangs
     cairn_memory_storage_hang(false);
     ck_assert_int_eq(hear_part()->status, CAIRN_ERR_CANCELED);
@@ -243,12 +243,12 @@ static float value(uint64_t version, uint64_t chunk, int plane, uint64_t elem)
 
 static float *live_at(uint64_t chunk, int plane, uint64_t *elems_out)
 {
-    const struct cairn_shard_job *job = scene.shard->jobs;
+    const struct shard_job *job = scene.shard->jobs;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
     const uint32_t extent = job->view->table.extent_of[chunk];
     *elems_out = place.elem_count;
-    if (!cairn_form_stores(&job->view->forms[extent], plane)) return NULL;
-    return cairn_planes_at(&job->planes, (enum cairn_plane)plane, extent, place.local_elem);
+    if (!form_stores(&job->view->forms[extent], plane)) return NULL;
+    return planes_at(&job->planes, (enum cairn_plane)plane, extent, place.local_elem);
 }
 
 static void overwrite(uint64_t version, uint64_t chunk)
@@ -262,8 +262,8 @@ static void overwrite(uint64_t version, uint64_t chunk)
 
 /* What a thread of a pass does: chunks by turns. */
 struct pass {
-    struct cairn_staging *staging;
-    struct cairn_works works;
+    struct staging *staging;
+    struct works works;
     uint64_t version, first;
 };
 
@@ -271,14 +271,14 @@ static void *run_pass(void *arg)
 {
     struct pass *pass = arg;
     for (uint64_t c = pass->first; c < scene.map.chunk_count; c += 2) {
-        cairn_staging_save(pass->staging, &pass->works, c);
+        staging_save(pass->staging, &pass->works, c);
         overwrite(pass->version, c);
     }
     return NULL;
 }
 
 /* Reads every piece, in parts, and compares it. */
-static void read_all(struct cairn_staging *staging, struct cairn_works *works, uint64_t version)
+static void read_all(struct staging *staging, struct works *works, uint64_t version)
 {
     static float out[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
     struct cairn_sentence why;
@@ -288,8 +288,8 @@ static void read_all(struct cairn_staging *staging, struct cairn_works *works, u
             if (live_at(c, p, &elems) == NULL) continue;
             for (uint64_t at = 0; at < elems;) {
                 const uint64_t some = elems - at < 1500 ? elems - at : 1500;
-                ck_assert_int_eq(cairn_staging_read(staging, works, c, (enum cairn_plane)p, at,
-                                                    some, at + some == elems, out, &why),
+                ck_assert_int_eq(staging_read(staging, works, c, (enum cairn_plane)p, at, some,
+                                              at + some == elems, out, &why),
                                  CAIRN_OK);
                 uint64_t same = 0;
                 while (same < some && out[same] == value(version, c, p, at + same)) same++;
@@ -303,29 +303,28 @@ static void read_all(struct cairn_staging *staging, struct cairn_works *works, u
 static void *save_ahead(void *arg)
 {
     struct cairn_pace pace;
-    cairn_pace_init(&pace, 1, 0, 0, UINT64_MAX);
-    cairn_staging_save_ahead(arg, &pace);
+    pace_init(&pace, 1, 0, 0, UINT64_MAX);
+    staging_save_ahead(arg, &pace);
     return NULL;
 }
 
 /* With `ahead`, another thread of the reader's has begun before them. */
-static void read_beside_passes(uint64_t (*room)(const struct cairn_shard_job *job), bool ahead)
+static void read_beside_passes(uint64_t (*room)(const struct shard_job *job), bool ahead)
 {
     pthread_t ahead_of;
     uint64_t saved_ahead = 0;
-    struct cairn_shard_job *job;
+    struct shard_job *job;
     struct cairn_sentence why;
     struct pass passes[2];
     pthread_t threads[2];
     serve(1);
     job = scene.shard->jobs;
     for (uint64_t i = 0; i < 2; i++)
-        ck_assert_int_eq(cairn_works_open(&passes[i].works, job->shard->host.home, 1, 1, &why),
-                         CAIRN_OK);
+        ck_assert_int_eq(works_open(&passes[i].works, job->shard->host.home, 1, 1, &why), CAIRN_OK);
     for (uint64_t version = 1; version <= ROUNDS; version++) {
-        struct cairn_staging staging;
+        struct staging staging;
         for (uint64_t c = 0; c < scene.map.chunk_count; c++) overwrite(version, c);
-        ck_assert_int_eq(cairn_staging_open(&staging, job, room(job), &why), CAIRN_OK);
+        ck_assert_int_eq(staging_open(&staging, job, room(job), &why), CAIRN_OK);
         if (ahead) {
             ck_assert_int_eq(pthread_create(&ahead_of, NULL, save_ahead, &staging), 0);
             while (version % 2 == 0 && atomic_load(&staging.saved_bytes) == 0) sched_yield();
@@ -340,19 +339,19 @@ static void read_beside_passes(uint64_t (*room)(const struct cairn_shard_job *jo
             ck_assert_int_eq(pthread_create(&threads[i], NULL, run_pass, &passes[i]), 0);
         }
         if (ahead) pthread_join(ahead_of, NULL); // it and the reader are one
-        read_all(&staging, cairn_compute_snapshots(&job->shard->host), version);
+        read_all(&staging, compute_snapshots(&job->shard->host), version);
         for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
-        cairn_staging_close(&staging);
+        staging_close(&staging);
         atomic_store(&job->pins.updating, false);
     }
     ck_assert(!ahead || saved_ahead > 0);
-    for (int i = 0; i < 2; i++) cairn_works_close(&passes[i].works);
+    for (int i = 0; i < 2; i++) works_close(&passes[i].works);
     leave();
 }
 
-static uint64_t room_for_all(const struct cairn_shard_job *job)
+static uint64_t room_for_all(const struct shard_job *job)
 {
-    return cairn_staging_bytes(job, CAIRN_SNAPSHOT_STAGING_STATE);
+    return staging_bytes(job, CAIRN_SNAPSHOT_STAGING_STATE);
 }
 
 TEST(what_is_read_beside_passes_is_what_was_before_them)
@@ -367,11 +366,11 @@ TEST(what_is_saved_ahead_of_passes_is_what_was_before_them)
 
 TEST(what_no_update_overwrites_is_not_saved_ahead)
 {
-    struct cairn_staging staging;
+    struct staging staging;
     struct cairn_sentence why;
     uint64_t expected = 0, frozen = 0;
     serve(1);
-    struct cairn_shard_job *job = scene.shard->jobs;
+    struct shard_job *job = scene.shard->jobs;
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
         for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
             uint64_t elems;
@@ -382,61 +381,61 @@ TEST(what_no_update_overwrites_is_not_saved_ahead)
     }
     ck_assert_uint_gt(expected, 0);
     ck_assert_uint_gt(frozen, 0);
-    ck_assert_int_eq(cairn_staging_open(&staging, job, room_for_all(job), &why), CAIRN_OK);
+    ck_assert_int_eq(staging_open(&staging, job, room_for_all(job), &why), CAIRN_OK);
     (void)save_ahead(&staging);
     ck_assert_uint_eq(atomic_load(&staging.saved_bytes), expected);
-    cairn_staging_close(&staging);
+    staging_close(&staging);
     leave();
 }
 
 TEST(with_the_least_room_passes_wait_for_the_reader_and_it_for_none_of_them)
 {
-    read_beside_passes(cairn_staging_least, false);
+    read_beside_passes(staging_least, false);
 }
 
 TEST(a_staging_that_nobody_reads_any_more_holds_no_pass_up)
 {
-    struct cairn_staging staging;
+    struct staging staging;
     struct cairn_sentence why;
     struct pass pass = { .staging = &staging, .version = 2 };
     pthread_t thread;
     serve(1);
-    struct cairn_shard_job *job = scene.shard->jobs;
-    ck_assert_int_eq(cairn_works_open(&pass.works, job->shard->host.home, 1, 1, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_staging_open(&staging, job, cairn_staging_least(job), &why), CAIRN_OK);
+    struct shard_job *job = scene.shard->jobs;
+    ck_assert_int_eq(works_open(&pass.works, job->shard->host.home, 1, 1, &why), CAIRN_OK);
+    ck_assert_int_eq(staging_open(&staging, job, staging_least(job), &why), CAIRN_OK);
     ck_assert_int_eq(pthread_create(&thread, NULL, run_pass, &pass), 0);
     while (atomic_load(&staging.waiting) == 0) sched_yield();
-    cairn_staging_cancel(&staging);
+    staging_cancel(&staging);
     pthread_join(thread, NULL);
     float out[1];
-    ck_assert_int_eq(cairn_staging_read(&staging, cairn_compute_snapshots(&job->shard->host), 0,
-                                        CAIRN_PLANE_PARAM, 0, 1, false, out, &why),
+    ck_assert_int_eq(staging_read(&staging, compute_snapshots(&job->shard->host), 0,
+                                  CAIRN_PLANE_PARAM, 0, 1, false, out, &why),
                      CAIRN_ERR_CANCELED);
     ck_assert_uint_gt(atomic_load(&staging.waited_us) + 1, 0);
-    cairn_staging_close(&staging);
-    cairn_works_close(&pass.works);
+    staging_close(&staging);
+    works_close(&pass.works);
     leave();
 }
 
 TEST(a_pass_waits_for_room_no_longer_than_that_and_then_the_reader_is_told)
 {
-    struct cairn_staging staging;
+    struct staging staging;
     struct cairn_sentence why;
     struct pass pass = { .staging = &staging, .version = 2 };
     float out[1];
     serve(1);
-    struct cairn_shard_job *job = scene.shard->jobs;
-    ck_assert_int_eq(cairn_works_open(&pass.works, job->shard->host.home, 1, 1, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_staging_open(&staging, job, cairn_staging_least(job), &why), CAIRN_OK);
+    struct shard_job *job = scene.shard->jobs;
+    ck_assert_int_eq(works_open(&pass.works, job->shard->host.home, 1, 1, &why), CAIRN_OK);
+    ck_assert_int_eq(staging_open(&staging, job, staging_least(job), &why), CAIRN_OK);
     staging.wait_us_max = 20000;
     (void)run_pass(&pass); // nobody reads: the storage hangs
     ck_assert_uint_ge(atomic_load(&staging.waited_us), 20000);
-    ck_assert_int_eq(cairn_staging_read(&staging, cairn_compute_snapshots(&job->shard->host), 0,
-                                        CAIRN_PLANE_PARAM, 0, 1, false, out, &why),
+    ck_assert_int_eq(staging_read(&staging, compute_snapshots(&job->shard->host), 0,
+                                  CAIRN_PLANE_PARAM, 0, 1, false, out, &why),
                      CAIRN_ERR_TIMEOUT);
     ck_assert_ptr_nonnull(strstr(why.text, "snapshot_staging = state"));
-    cairn_staging_close(&staging);
-    cairn_works_close(&pass.works);
+    staging_close(&staging);
+    works_close(&pass.works);
     leave();
 }
 

@@ -194,7 +194,7 @@ static void write_chunk(uint64_t generation, uint64_t chunk, uint8_t plane)
 /* What readers of the newest version have of a chunk, once one has asked for it. */
 static uint8_t *newest(uint64_t chunk)
 {
-    const struct cairn_shard_job *job = scene.shard->jobs;
+    const struct shard_job *job = scene.shard->jobs;
     const struct cairn_published *copy = &job->versions.copies[job->versions.newest];
     struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, chunk);
     fetch.plane = CAIRN_PLANE_WIRE;
@@ -203,13 +203,12 @@ static uint8_t *newest(uint64_t chunk)
     scene_send(&scene, &fetch, NULL, 0);
     scene_note(&scene, CAIRN_CHUNK_DATA);
     scene_settle(&scene); // the member's reply is free again, and no other is made
-    return cairn_published_host_at(copy, chunk,
-                                   cairn_shard_map_chunk(&scene.map, chunk).local_elem);
+    return published_host_at(copy, chunk, cairn_shard_map_chunk(&scene.map, chunk).local_elem);
 }
 
 static size_t published_bytes(uint64_t chunk)
 {
-    const struct cairn_shard_view *view = scene.shard->jobs->view;
+    const struct shard_view *view = scene.shard->jobs->view;
     return (size_t)cairn_shard_map_chunk(&scene.map, chunk).elem_count *
            cairn_dtype_bytes((int)view->forms[view->table.extent_of[chunk]].wire);
 }

@@ -20,7 +20,7 @@ TEST(a_contribution_is_received_folded_and_acknowledged)
     chunk(A, 0, 2);
     ck_assert_uint_eq(out.count, 1);
     const uint32_t slot = expect(0, CAIRN_STEP_RECEIVE)->slot;
-    ck_assert_uint_eq(cairn_step_slots_used(step), 1);
+    ck_assert_uint_eq(step_slots_used(step), 1);
     landed(slot, CAIRN_OK);
     ck_assert(expect(0, CAIRN_STEP_FOLD)->first);
     ck_assert_uint_eq(list[0].count, 1);
@@ -28,7 +28,7 @@ TEST(a_contribution_is_received_folded_and_acknowledged)
     folded(2);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_ACK)->request, 1002);
     ck_assert_uint_eq(list[0].member, A);
-    ck_assert_uint_eq(cairn_step_slots_used(step), 0);
+    ck_assert_uint_eq(step_slots_used(step), 0);
 }
 
 TEST(contributions_fold_in_the_order_of_ranks_whatever_lands_first)
@@ -84,7 +84,7 @@ TEST(a_rank_with_fewer_micro_batches_is_absent_in_the_later_ones)
     contribute(B, 1, 0);
     micro_end(B, 1, 1);
     commit(B, 1, 1);
-    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCING);
+    ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_REDUCING);
 }
 
 TEST(duplicates_are_acknowledged_when_folded_and_dropped_before)
@@ -110,7 +110,7 @@ TEST(duplicates_are_acknowledged_when_folded_and_dropped_before)
 
 static const struct refusal {
     const char *what;
-    struct cairn_step_event event;
+    struct step_event event;
     cairn_status status;
 } refusals[] = {
     { "an older epoch", { .epoch = 4, .round = 100, .member = A }, CAIRN_ERR_STALE },
@@ -132,12 +132,12 @@ static const struct refusal {
 TEST_EACH(a_chunk_that_does_not_belong_changes_nothing, 0, sizeof refusals / sizeof *refusals)
 {
     begin();
-    struct cairn_step_event event = refusals[_i].event;
+    struct step_event event = refusals[_i].event;
     event.kind = CAIRN_STEP_CHUNK;
     event.tag = 7;
     give(&event);
     expect_refused(refusals[_i].status);
-    ck_assert_uint_eq(cairn_step_slots_used(step), 0);
+    ck_assert_uint_eq(step_slots_used(step), 0);
     if (event.chunk > 0) return; // the same for what has no chunk
     event.kind = CAIRN_STEP_MICRO_END;
     event.sent = CHUNKS;
@@ -232,7 +232,7 @@ TEST(a_damaged_chunk_is_refused_and_may_come_again)
     landed(list[0].slot, CAIRN_ERR_CHECKSUM);
     ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_CHECKSUM);
     ck_assert_uint_eq(list[0].request, 1000);
-    ck_assert_uint_eq(cairn_step_slots_used(step), 0);
+    ck_assert_uint_eq(step_slots_used(step), 0);
     contribute(A, 0, 0);
 }
 
@@ -242,8 +242,8 @@ TEST(a_worker_that_came_back_is_granted_when_nothing_of_its_past_is_in_flight)
     chunk(A, 0, 0);
     const uint32_t slot = list[0].slot;
     GIVE(.kind = CAIRN_STEP_PEER_DOWN, .member = A);
-    struct cairn_step_waiting waiting[2];
-    ck_assert_uint_eq(cairn_step_waiting(step, waiting, 2), 2);
+    struct step_waiting waiting[2];
+    ck_assert_uint_eq(step_waiting(step, waiting, 2), 2);
     ck_assert(!waiting[0].connected);
     ck_assert(waiting[1].connected);
     GIVE(.kind = CAIRN_STEP_PEER_UP, .member = A);
@@ -395,7 +395,7 @@ TEST(more_contributions_than_one_fold_takes_are_folded_in_two)
     ck_assert(list[0].first);
     folded(0);
     ck_assert_uint_eq(out.count, CAIRN_STEP_FOLD_MAX + 1);
-    const struct cairn_step_action *second = expect(CAIRN_STEP_FOLD_MAX, CAIRN_STEP_FOLD);
+    const struct step_action *second = expect(CAIRN_STEP_FOLD_MAX, CAIRN_STEP_FOLD);
     ck_assert_uint_eq(second->count, 20 - CAIRN_STEP_FOLD_MAX);
     ck_assert(!second->first);
 }
@@ -408,7 +408,7 @@ static void send_sized(uint32_t index, bool is_small)
 
 TEST(small_chunks_land_in_slots_of_their_own)
 {
-    make_with(&(const struct cairn_step_config) {
+    make_with(&(const struct step_config) {
         .chunk_count = CHUNKS, .window = 3, .small = 2, .member_max = 2, .payload_bytes_max = 64 });
     begin();
     send_sized(0, true);
@@ -430,12 +430,12 @@ static void send_placed(uint32_t index, bool is_readable)
 /* One slot with memory, one for small chunks, one for what is read in place. */
 static void begin_placed(void)
 {
-    make_with(&(const struct cairn_step_config) { .chunk_count = CHUNKS,
-                                                  .window = 3,
-                                                  .small = 1,
-                                                  .in_place = 1,
-                                                  .member_max = 2,
-                                                  .payload_bytes_max = 64 });
+    make_with(&(const struct step_config) { .chunk_count = CHUNKS,
+                                            .window = 3,
+                                            .small = 1,
+                                            .in_place = 1,
+                                            .member_max = 2,
+                                            .payload_bytes_max = 64 });
     begin();
 }
 
@@ -466,12 +466,12 @@ TEST(what_cannot_be_read_in_place_is_refused_for_now)
 
 TEST(a_grant_tells_the_window_and_that_of_small_chunks_and_of_those_read_in_place)
 {
-    make_with(&(const struct cairn_step_config) { .chunk_count = CHUNKS,
-                                                  .window = 9,
-                                                  .small = 2,
-                                                  .in_place = 4,
-                                                  .member_max = 2,
-                                                  .payload_bytes_max = 64 });
+    make_with(&(const struct step_config) { .chunk_count = CHUNKS,
+                                            .window = 9,
+                                            .small = 2,
+                                            .in_place = 4,
+                                            .member_max = 2,
+                                            .payload_bytes_max = 64 });
     begin();
     ck_assert_uint_eq(expect(0, CAIRN_STEP_GRANT)->window, 3);
     ck_assert_uint_eq(list[0].small, 2);
@@ -480,11 +480,11 @@ TEST(a_grant_tells_the_window_and_that_of_small_chunks_and_of_those_read_in_plac
 
 static void open_with_folds_wanted(uint32_t wanted)
 {
-    make_with(&(const struct cairn_step_config) { .chunk_count = CHUNKS,
-                                                  .window = CHUNKS,
-                                                  .member_max = 2,
-                                                  .payload_bytes_max = 64,
-                                                  .folds_wanted = wanted });
+    make_with(&(const struct step_config) { .chunk_count = CHUNKS,
+                                            .window = CHUNKS,
+                                            .member_max = 2,
+                                            .payload_bytes_max = 64,
+                                            .folds_wanted = wanted });
     fence(5);
     resolve(5, CAIRN_DECISION_NONE, 0, 10);
     GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 5, .round = 100, .version = { 1, 10 },
@@ -540,7 +540,7 @@ TEST(what_waits_for_company_is_refused_when_its_round_is_void)
     folded(0);
     GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 6, .round = 101, .version = { 1, 10 },
          .members = (const uint64_t[]) { 1, 2 }, .member_count = 2);
-    ck_assert_uint_eq(cairn_step_slots_used(step), 0);
+    ck_assert_uint_eq(step_slots_used(step), 0);
 }
 
 /* Round 100 of as many micro-batches, all of A and B in chunk 0; what its last FOLD says of itself. */
@@ -557,13 +557,13 @@ static bool last_fold_of(uint32_t micros)
         }
     commit(A, micros - 1, 1);
     commit(B, micros - 1, 1);
-    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCING);
+    ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_REDUCING);
     return likely_last;
 }
 
 TEST(a_fold_is_likely_the_last_if_it_was_in_the_round_before)
 {
-    const struct cairn_step_sums sums = { .nonfinite = 1 };
+    const struct step_sums sums = { .nonfinite = 1 };
     begin();
     ck_assert(last_fold_of(1));
     GIVE(.kind = CAIRN_STEP_SUMMED, .sums = &sums);
@@ -584,7 +584,7 @@ TEST(every_fold_that_ends_the_micro_batch_expected_or_a_later_one_is_likely_the_
 
 TEST(a_configuration_that_cannot_work_has_no_size)
 {
-    const struct cairn_step_config bad[] = {
+    const struct step_config bad[] = {
         { .chunk_count = 1, .window = 0, .member_max = 1 },
         { .chunk_count = 1, .window = 1025, .member_max = 1 },
         { .chunk_count = 1, .window = 2, .small = 2, .member_max = 1 },
@@ -594,8 +594,7 @@ TEST(a_configuration_that_cannot_work_has_no_size)
         { .chunk_count = UINT32_MAX, .window = 1, .member_max = 1 },
         { .chunk_count = 1, .window = 1, .member_max = 1, .payload_bytes_max = SIZE_MAX },
     };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        ck_assert_uint_eq(cairn_step_bytes(&bad[i]), 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) ck_assert_uint_eq(step_bytes(&bad[i]), 0);
 }
 
 SUITE(30, setup, teardown);

@@ -6,11 +6,11 @@
 static void begin_members(uint32_t chunk_count, uint32_t window, const uint64_t *members,
                           uint32_t member_count, const uint8_t *holds)
 {
-    make_with(&(const struct cairn_step_config) { .chunk_count = chunk_count,
-                                                  .window = window,
-                                                  .member_max = member_count,
-                                                  .payload_bytes_max = 64,
-                                                  .forwards = true });
+    make_with(&(const struct step_config) { .chunk_count = chunk_count,
+                                            .window = window,
+                                            .member_max = member_count,
+                                            .payload_bytes_max = 64,
+                                            .forwards = true });
     fence(5);
     resolve(5, CAIRN_DECISION_NONE, 0, 0);
     GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 5, .round = 100, .members = members,
@@ -25,7 +25,7 @@ static void begin_relay(uint32_t chunk_count, const uint8_t *holds)
 }
 
 /* The actions of the last event, of one kind. */
-static uint32_t count_of(enum cairn_step_action_kind kind)
+static uint32_t count_of(enum step_action_kind kind)
 {
     uint32_t count = 0;
     for (size_t i = 0; i < out.count; i++) count += list[i].kind == kind;
@@ -33,7 +33,7 @@ static uint32_t count_of(enum cairn_step_action_kind kind)
 }
 
 /* The only one of its kind. */
-static const struct cairn_step_action *only(enum cairn_step_action_kind kind)
+static const struct step_action *only(enum step_action_kind kind)
 {
     ck_assert_uint_eq(count_of(kind), 1);
     size_t i = 0;
@@ -61,7 +61,7 @@ static void finish(void)
     micro_end(B, 0, 0);
     commit(A, 0, 1);
     commit(B, 0, 1);
-    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCING);
+    ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_REDUCING);
 }
 
 TEST(a_sum_is_passed_on_once_when_all_members_are_past_it_and_not_before_its_fold_ended)
@@ -142,7 +142,7 @@ TEST(members_may_have_different_numbers_of_micro_batches)
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_COMMIT)->weight, 7);
     ck_assert_uint_eq(only(CAIRN_STEP_FORWARD_COMMIT)->round, 100);
     ck_assert_uint_eq(count_of(CAIRN_STEP_REDUCE) + count_of(CAIRN_STEP_ZERO), 0);
-    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCING);
+    ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_REDUCING);
 }
 
 TEST(a_commit_that_overtakes_the_ends_waits_for_them)
@@ -269,7 +269,7 @@ TEST(a_fence_in_the_middle_ends_what_is_under_way_and_passes_nothing_on)
     landed(second, CAIRN_OK);
     fence(6);
     ck_assert_int_eq(only(CAIRN_STEP_REFUSE)->status, CAIRN_ERR_STALE); // B's waited for A
-    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_DRAINING);
+    ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_DRAINING);
     resolve(6, CAIRN_DECISION_NONE, 0, 0);
     GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 6, .round = 101, .members = (const uint64_t[]) { B },
          .member_count = 1);
@@ -291,7 +291,7 @@ TEST(a_fence_after_the_commit_makes_it_idle_and_the_round_unknown)
     finish();
     fence(6);
     only(CAIRN_STEP_ANSWER);
-    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_IDLE);
+    ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_IDLE);
     chunk(A, 0, 0);
     expect_refused(CAIRN_ERR_STALE);
     resolve(6, CAIRN_DECISION_APPLY, 100,
@@ -339,12 +339,12 @@ TEST(more_members_than_one_fold_takes_are_one_contribution)
 
 TEST(what_waits_for_company_is_not_forgotten_at_the_end_of_a_micro_batch)
 {
-    make_with(&(const struct cairn_step_config) { .chunk_count = 2,
-                                                  .window = 2,
-                                                  .member_max = 2,
-                                                  .payload_bytes_max = 64,
-                                                  .folds_wanted = 1,
-                                                  .forwards = true });
+    make_with(&(const struct step_config) { .chunk_count = 2,
+                                            .window = 2,
+                                            .member_max = 2,
+                                            .payload_bytes_max = 64,
+                                            .folds_wanted = 1,
+                                            .forwards = true });
     fence(5);
     resolve(5, CAIRN_DECISION_NONE, 0, 0);
     GIVE(.kind = CAIRN_STEP_OPEN, .epoch = 5, .round = 100, .members = both, .member_count = 2);
@@ -364,7 +364,7 @@ TEST(what_waits_for_company_is_not_forgotten_at_the_end_of_a_micro_batch)
 }
 
 /* All that one event can set free: every member's window in every chunk, and the ends of two
- * micro-batches. The driver's list has no more room than cairn_step_actions_max. */
+ * micro-batches. The driver's list has no more room than step_actions_max. */
 TEST(no_event_gives_more_actions_than_there_is_room_for)
 {
     enum { MEMBERS = 12, WIDTH = 4, COUNT = 4 };
@@ -396,18 +396,18 @@ TEST(no_event_gives_more_actions_than_there_is_room_for)
 TEST(who_may_still_contribute_has_a_slot_and_something_left_of_this_micro_batch)
 {
     begin_relay(CHUNKS, NULL);
-    ck_assert(cairn_step_may_receive(step));
+    ck_assert(step_may_receive(step));
     for (uint32_t c = 0; c < WINDOW; c++) receive(B, 0, c); // A's come before them
-    ck_assert(cairn_step_may_receive(step));
+    ck_assert(step_may_receive(step));
     contribute(A, 0, 3);
     end_micro(A, 0, 1, CHUNKS - 1);
     receive(A, 1, 3); // and no more of the one at hand
-    ck_assert(!cairn_step_may_receive(step));
+    ck_assert(!step_may_receive(step));
     landed(0 + WINDOW, CAIRN_OK);
     folded(0);
-    ck_assert(cairn_step_may_receive(step)); // B has a slot
+    ck_assert(step_may_receive(step)); // B has a slot
     fence(6);
-    ck_assert(!cairn_step_may_receive(step));
+    ck_assert(!step_may_receive(step));
 }
 
 SUITE(30, setup, teardown);

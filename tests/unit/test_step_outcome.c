@@ -10,7 +10,7 @@ TEST(a_prepared_shard_reports_its_sums_and_applies_when_told)
     ck_assert_uint_eq(list[0].sums.nonfinite, 2);
     decide(5, CAIRN_DECISION_APPLY, 100, 11);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_UPDATE)->decision->payload_bytes, 5);
-    ck_assert_uint_eq(cairn_step_version(step).step, 10);
+    ck_assert_uint_eq(step_version(step).step, 10);
     GIVE(.kind = CAIRN_STEP_UPDATED);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_PUBLISHED_REPORT)->version.step, 11);
     chunk(A, 0, 0); // late: it was folded, like everything of this round
@@ -23,8 +23,8 @@ TEST(a_skip_uses_the_round_up_and_changes_only_the_jobs_state)
     decide(5, CAIRN_DECISION_SKIP, 100, 10);
     ck_assert_uint_eq(out.count, 1);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_PUBLISHED_REPORT)->version.step, 10);
-    ck_assert_int_eq(cairn_step_last(step)->kind, CAIRN_DECISION_SKIP);
-    ck_assert_mem_eq(cairn_step_last(step)->payload, "state", 5);
+    ck_assert_int_eq(step_last(step)->kind, CAIRN_DECISION_SKIP);
+    ck_assert_mem_eq(step_last(step)->payload, "state", 5);
     open_at(5, 100, 10); // the number is used up
     expect_fault();
     open_at(5, 101, 10);
@@ -35,7 +35,7 @@ TEST(a_prepared_shard_survives_a_fence_and_applies_what_others_applied)
 {
     prepare();
     fence(6);
-    const struct cairn_step_action *answer = expect(0, CAIRN_STEP_ANSWER);
+    const struct step_action *answer = expect(0, CAIRN_STEP_ANSWER);
     ck_assert_int_eq(answer->phase, CAIRN_STEP_REDUCED);
     ck_assert_uint_eq(answer->round, 100);
     ck_assert_int_eq(answer->decision->kind, CAIRN_DECISION_NONE);
@@ -57,7 +57,7 @@ TEST(a_prepared_round_that_nobody_decided_is_void)
     fence(6);
     resolve(6, CAIRN_DECISION_NONE, 0, 10);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_PUBLISHED_REPORT)->version.step, 10);
-    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_IDLE);
+    ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_IDLE);
     ck_assert_uint_eq(cairn_step_round(step), 0);
     chunk(A, 0, 0);
     expect_refused(CAIRN_ERR_STALE);
@@ -120,11 +120,11 @@ TEST(sums_of_a_void_round_are_forgotten)
     commit(A, 0, 1);
     commit(B, 0, 1);
     fence(6);
-    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_DRAINING);
-    const struct cairn_step_sums sums = { .nonfinite = 0 };
+    ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_DRAINING);
+    const struct step_sums sums = { .nonfinite = 0 };
     GIVE(.kind = CAIRN_STEP_SUMMED, .sums = &sums);
     ck_assert_uint_eq(out.count, 0);
-    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_IDLE);
+    ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_IDLE);
 }
 
 TEST(a_coordinator_of_an_older_epoch_is_ignored)
@@ -144,7 +144,7 @@ TEST(a_coordinator_of_an_older_epoch_is_ignored)
     ck_assert_uint_eq(out.count, 0);
     open_at(4, 101, 10);
     ck_assert_uint_eq(out.count, 0);
-    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_REDUCED);
+    ck_assert_int_eq(step_phase_of(step), CAIRN_STEP_REDUCED);
 }
 
 TEST(a_coordinator_that_breaks_the_protocol_stops_the_shard_rather_than_a_wrong_update)
@@ -183,25 +183,25 @@ TEST(a_round_opens_only_at_the_shards_own_version)
 
 TEST(a_restored_job_keeps_the_state_of_its_snapshot)
 {
-    const struct cairn_step_config config = {
+    const struct step_config config = {
         .chunk_count = 1, .window = 1, .member_max = 1, .payload_bytes_max = 8
     };
     const struct cairn_decision last = decision(CAIRN_DECISION_APPLY, 77, 3);
-    void *memory = malloc(cairn_step_bytes(&config));
+    void *memory = malloc(step_bytes(&config));
     ck_assert_ptr_nonnull(memory);
-    const struct cairn_step *restored = cairn_step_init(memory, &config,
-                                                        (struct cairn_version) { 2, 3 }, &last);
-    ck_assert_int_eq(cairn_step_last(restored)->kind, CAIRN_DECISION_NONE);
-    ck_assert_uint_eq(cairn_step_last(restored)->round, 0);
-    ck_assert_uint_eq(cairn_step_last(restored)->version_after.generation, 2);
-    ck_assert_mem_eq(cairn_step_last(restored)->payload, "state", 5);
+    const struct cairn_step *restored = step_init(memory, &config, (struct cairn_version) { 2, 3 },
+                                                  &last);
+    ck_assert_int_eq(step_last(restored)->kind, CAIRN_DECISION_NONE);
+    ck_assert_uint_eq(step_last(restored)->round, 0);
+    ck_assert_uint_eq(step_last(restored)->version_after.generation, 2);
+    ck_assert_mem_eq(step_last(restored)->payload, "state", 5);
     free(memory);
 }
 
 TEST(the_initial_state_is_ready_at_the_version_it_is_told)
 {
     GIVE(.kind = CAIRN_STEP_READY, .version = { 3, 0 });
-    ck_assert_uint_eq(cairn_step_version(step).generation, 3);
+    ck_assert_uint_eq(step_version(step).generation, 3);
     fence(5);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_ANSWER)->decision->version_after.generation, 3);
 }

@@ -15,7 +15,7 @@ TEST(a_prepared_shard_takes_a_write_over_when_told)
     prepare();
     GIVE(.kind = CAIRN_STEP_DECIDE, .epoch = 5, .decision = &write);
     ck_assert_int_eq(expect(0, CAIRN_STEP_UPDATE)->decision->kind, CAIRN_DECISION_WRITE);
-    ck_assert_uint_eq(cairn_step_version(step).generation, 1);
+    ck_assert_uint_eq(step_version(step).generation, 1);
     GIVE(.kind = CAIRN_STEP_UPDATED);
     ck_assert_uint_eq(expect(0, CAIRN_STEP_PUBLISHED_REPORT)->version.generation, 2);
     ck_assert_uint_eq(list[0].version.step, 10);

@@ -165,13 +165,13 @@ TEST(of_an_export_whose_name_cannot_be_synced_nothing_is_left)
     struct ctl_made_folder made;
     char path[CAIRN_SCRATCH_BYTES + 8];
     snprintf(path, sizeof path, "%s/out", folder);
-    ck_assert_int_eq(cairn_ctl_made_folder_begin(path, &made, &why), CAIRN_OK);
+    ck_assert_int_eq(ctl_made_folder_begin(path, &made, &why), CAIRN_OK);
     ck_assert_int_eq(
         cairn_storage_of(path)->commit(made.temp, "model.safetensors", "x", 1, false, &why),
         CAIRN_OK);
     folders_fail = true;
     folders_synced = 1; // its own, but not its parent's
-    ck_assert_int_eq(cairn_ctl_made_folder_end(&made, CAIRN_OK, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(ctl_made_folder_end(&made, CAIRN_OK, &why), CAIRN_ERR_IO);
     ck_assert_int_ne(access(path, F_OK), 0);
     ck_assert_int_ne(access(made.temp, F_OK), 0);
 }

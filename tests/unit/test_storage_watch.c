@@ -9,7 +9,7 @@
 #include "tests/support/suite.h"
 
 static uv_loop_t loop;
-static struct cairn_storage_watch watch;
+static struct storage_watch watch;
 static int gate[2]; /* a byte for each look that may go on */
 static atomic_int looks;
 static int said;
@@ -25,7 +25,7 @@ static cairn_status judge(const char *path, uint64_t token, const struct cairn_s
     return cairn_fail(why, CAIRN_ERR_IO, "%s: wrong, %d", path, (int)token);
 }
 
-static void on_said(struct cairn_storage_watch *of)
+static void on_said(struct storage_watch *of)
 {
     ck_assert_ptr_eq(of->context, &gate);
     said++;
@@ -36,16 +36,16 @@ static void set_up(void)
     struct cairn_sentence why;
     uv_loop_init(&loop);
     ck_assert_int_eq(pipe(gate), 0);
-    watch = (struct cairn_storage_watch) { .judge = judge, .on_said = on_said, .context = &gate };
-    ck_assert_int_eq(cairn_storage_watch_open(&watch, &loop, &why), CAIRN_OK);
+    watch = (struct storage_watch) { .judge = judge, .on_said = on_said, .context = &gate };
+    ck_assert_int_eq(storage_watch_open(&watch, &loop, &why), CAIRN_OK);
 }
 
 static void tear_down(void)
 {
     close(gate[1]); // a look ends with it
-    ck_assert(cairn_storage_watch_close(&watch, NULL, NULL));
+    ck_assert(storage_watch_close(&watch, NULL, NULL));
     ck_assert_int_eq(uv_run(&loop, UV_RUN_DEFAULT), 0);
-    cairn_storage_watch_release(&watch);
+    storage_watch_release(&watch);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
     close(gate[0]);
 }
@@ -59,10 +59,10 @@ static void let(const char *how, int told)
 
 TEST(what_is_wrong_stands_until_a_look_says_otherwise)
 {
-    cairn_storage_watch_told(&watch, "/storage", 7);
+    storage_watch_told(&watch, "/storage", 7);
     let("-", 1);
     ck_assert_str_eq(watch.said.text, "/storage: wrong, 7");
-    cairn_storage_watch_told(&watch, "/storage", 7); // a new connection to the coordinator
+    storage_watch_told(&watch, "/storage", 7); // a new connection to the coordinator
     while (looks < 2) uv_run(&loop, UV_RUN_NOWAIT);
     ck_assert_str_eq(watch.said.text, "/storage: wrong, 7"); // nobody knows better yet
     let("+", 2);
@@ -71,11 +71,11 @@ TEST(what_is_wrong_stands_until_a_look_says_otherwise)
 
 TEST(who_is_told_of_no_storage_says_nothing_of_it)
 {
-    cairn_storage_watch_told(&watch, "/storage", 7);
+    storage_watch_told(&watch, "/storage", 7);
     let("-", 1);
-    cairn_storage_watch_told(&watch, "/storage", 0);
+    storage_watch_told(&watch, "/storage", 0);
     ck_assert_str_eq(watch.said.text, "");
-    cairn_storage_watch_tick(&watch);
+    storage_watch_tick(&watch);
     ck_assert_int_eq(looks, 1);
 }
 

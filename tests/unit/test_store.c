@@ -27,39 +27,39 @@ static struct cairn_store *open_store(void)
 {
     struct cairn_store *store;
     struct cairn_sentence why = { "" };
-    ck_assert_msg(cairn_store_open(folder, &store, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(store_open(folder, &store, &why) == CAIRN_OK, "%s", why.text);
     return store;
 }
 
-static const struct cairn_stored_shard shards[] = { { .name = "s0" },
-                                                    { .name = "s1" },
-                                                    { .name = "s2" } };
-static struct cairn_stored_job sample(void)
+static const struct stored_shard shards[] = { { .name = "s0" },
+                                              { .name = "s1" },
+                                              { .name = "s2" } };
+static struct stored_job sample(void)
 {
-    return (struct cairn_stored_job) { .name = "mnist",
-                                       .spec = (const uint8_t *)"spec",
-                                       .spec_bytes = 4,
-                                       .layout = (const uint8_t *)"layout",
-                                       .layout_bytes = 6,
-                                       .shards = shards,
-                                       .shard_count = 3,
-                                       .id = 0xfedcba9876543210u,
-                                       .generation = 2,
-                                       .generation_reserved = 2,
-                                       .epoch = 7,
-                                       .round_reserved = 4096,
-                                       .base_step = 12,
-                                       .initialized = false };
+    return (struct stored_job) { .name = "mnist",
+                                 .spec = (const uint8_t *)"spec",
+                                 .spec_bytes = 4,
+                                 .layout = (const uint8_t *)"layout",
+                                 .layout_bytes = 6,
+                                 .shards = shards,
+                                 .shard_count = 3,
+                                 .id = 0xfedcba9876543210u,
+                                 .generation = 2,
+                                 .generation_reserved = 2,
+                                 .epoch = 7,
+                                 .round_reserved = 4096,
+                                 .base_step = 12,
+                                 .initialized = false };
 }
 
 struct seen {
     size_t count;
-    struct cairn_stored_job last;
+    struct stored_job last;
     char name[32], spec[32], shard[32];
 };
 static cairn_status see(void *context, const void *row, struct cairn_sentence *why)
 {
-    const struct cairn_stored_job *job = row;
+    const struct stored_job *job = row;
     struct seen *seen = context;
     (void)why;
     seen->count++;
@@ -74,25 +74,25 @@ static cairn_status see(void *context, const void *row, struct cairn_sentence *w
 static struct seen read_all(struct cairn_store *store)
 {
     struct seen seen = { 0 };
-    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_JOBS, see, &seen, NULL), CAIRN_OK);
+    ck_assert_int_eq(store_each(store, CAIRN_STORED_JOBS, see, &seen, NULL), CAIRN_OK);
     return seen;
 }
 
-static cairn_status put(struct cairn_store *store, enum cairn_store_change change, const void *row,
+static cairn_status put(struct cairn_store *store, enum store_change change, const void *row,
                         struct cairn_sentence *why)
 {
-    return cairn_store_write(store, change, row, 1, why);
+    return store_write(store, change, row, 1, why);
 }
 static void set_epoch(struct cairn_store *store, uint64_t epoch, uint64_t round)
 {
-    struct cairn_stored_job job = sample();
+    struct stored_job job = sample();
     job.epoch = epoch;
     job.round_reserved = round;
     ck_assert_int_eq(put(store, CAIRN_STORE_EPOCH, &job, NULL), CAIRN_OK);
 }
 static void reserve_generation(struct cairn_store *store, uint64_t generation)
 {
-    struct cairn_stored_job job = sample();
+    struct stored_job job = sample();
     job.generation_reserved = generation;
     ck_assert_int_eq(put(store, CAIRN_STORE_GENERATION, &job, NULL), CAIRN_OK);
 }
@@ -101,23 +101,23 @@ TEST(the_incarnation_grows_by_one_with_every_open)
 {
     for (uint64_t i = 1; i <= 3; i++) {
         struct cairn_store *store = open_store();
-        ck_assert_uint_eq(cairn_store_meta(store)->incarnation, i);
+        ck_assert_uint_eq(store_meta(store)->incarnation, i);
         ck_assert_uint_eq(cairn_store_writes(store), 0);
-        cairn_store_close(store);
+        store_close(store);
     }
 }
 
 TEST(a_job_comes_back_as_it_was)
 {
     struct cairn_store *store = open_store();
-    const struct cairn_stored_job job = sample();
+    const struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     set_epoch(store, 9, 8192);
-    struct cairn_stored_job begun = job;
+    struct stored_job begun = job;
     begun.initialized = true;
     ck_assert_int_eq(put(store, CAIRN_STORE_INITIALIZED, &begun, NULL), CAIRN_OK);
     reserve_generation(store, 5);
-    cairn_store_close(store);
+    store_close(store);
     store = open_store();
     const struct seen seen = read_all(store);
     ck_assert_uint_eq(seen.count, 1);
@@ -131,16 +131,16 @@ TEST(a_job_comes_back_as_it_was)
     ck_assert_uint_eq(seen.last.round_reserved, 8192);
     ck_assert_uint_eq(seen.last.base_step, 12);
     ck_assert(seen.last.initialized);
-    cairn_store_close(store);
+    store_close(store);
 }
 
 /* One of which each field is another. */
-static struct cairn_stored_job full_job(void)
+static struct stored_job full_job(void)
 {
-    static const struct cairn_stored_shard weighed[] = { { .name = "s0", .weight = 0 },
-                                                         { .name = "", .weight = 1 },
-                                                         { .name = "s2", .weight = 2.5 } };
-    struct cairn_stored_job job = sample();
+    static const struct stored_shard weighed[] = { { .name = "s0", .weight = 0 },
+                                                   { .name = "", .weight = 1 },
+                                                   { .name = "s2", .weight = 2.5 } };
+    struct stored_job job = sample();
     job.shards = weighed;
     job.weighed = true;
     job.layout_before = (const uint8_t *)"before";
@@ -157,7 +157,7 @@ static struct cairn_stored_job full_job(void)
 /* It is that row, field by field. */
 static cairn_status expect_job(void *context, const void *row, struct cairn_sentence *why)
 {
-    const struct cairn_stored_job *is = row, *want = context;
+    const struct stored_job *is = row, *want = context;
     (void)why;
 #define SAME(field) ck_assert_uint_eq((uint64_t)is->field, (uint64_t)want->field)
     SAME(id);
@@ -190,17 +190,17 @@ static cairn_status expect_job(void *context, const void *row, struct cairn_sent
 #undef SAME
     return CAIRN_OK;
 }
-static void expect_stored(struct cairn_store *store, struct cairn_stored_job job)
+static void expect_stored(struct cairn_store *store, struct stored_job job)
 {
-    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_JOBS, expect_job, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(store_each(store, CAIRN_STORED_JOBS, expect_job, &job, NULL), CAIRN_OK);
     ck_assert_uint_eq(read_all(store).count, 1);
 }
 
 TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
 {
     struct cairn_store *store = open_store();
-    const struct cairn_stored_job full = full_job();
-    struct cairn_stored_job want = sample(), other = full;
+    const struct stored_job full = full_job();
+    struct stored_job want = sample(), other = full;
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &want, NULL), CAIRN_OK);
     expect_stored(store, want);
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &full, NULL), CAIRN_OK);
@@ -235,21 +235,21 @@ TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
     want.origin = full.origin;
     ck_assert_int_eq(put(store, CAIRN_STORE_LAYOUT, &other, NULL), CAIRN_OK);
     expect_stored(store, want);
-    cairn_store_close(store);
+    store_close(store);
 }
 
 TEST(a_copy_of_rows_has_its_own_texts)
 {
     char name[] = "mnist", line[] = "line";
-    struct cairn_stored_job job = full_job();
-    struct cairn_stored_key keys[2] = { { line, true, 1 }, { "other", false, 2 } };
+    struct stored_job job = full_job();
+    struct stored_key keys[2] = { { line, true, 1 }, { "other", false, 2 } };
     job.name = name;
-    struct cairn_stored_job *copy = cairn_store_copy(CAIRN_STORE_JOB, &job, 1);
-    struct cairn_stored_key *pair = cairn_store_copy(CAIRN_STORE_KEY, keys, 2);
+    struct stored_job *copy = store_copy(CAIRN_STORE_JOB, &job, 1);
+    struct stored_key *pair = store_copy(CAIRN_STORE_KEY, keys, 2);
     ck_assert(copy != NULL && pair != NULL);
     memset(name, 'x', sizeof name);
     memset(line, 'x', sizeof line);
-    struct cairn_stored_job want = full_job();
+    struct stored_job want = full_job();
     ck_assert_int_eq(expect_job(&want, copy, NULL), CAIRN_OK);
     ck_assert_str_eq(pair[0].line, "line");
     ck_assert_str_eq(pair[1].line, "other");
@@ -269,11 +269,11 @@ static cairn_status count_row(void *context, const void *row, struct cairn_sente
 /* Numbers from `from` on. */
 static void add_events(struct cairn_store *store, uint64_t from, size_t count)
 {
-    struct cairn_stored_event *events = calloc(count, sizeof *events);
+    struct stored_event *events = calloc(count, sizeof *events);
     ck_assert_ptr_nonnull(events);
     for (size_t i = 0; i < count; i++)
-        events[i] = (struct cairn_stored_event) { from + i, 7, "up", "", "shard s0", "it came" };
-    ck_assert_int_eq(cairn_store_write(store, CAIRN_STORE_EVENTS, events, count, NULL), CAIRN_OK);
+        events[i] = (struct stored_event) { from + i, 7, "up", "", "shard s0", "it came" };
+    ck_assert_int_eq(store_write(store, CAIRN_STORE_EVENTS, events, count, NULL), CAIRN_OK);
     free(events);
 }
 
@@ -284,10 +284,9 @@ TEST(the_newest_events_and_the_last_dropped_jobs_are_kept_and_events_count_as_no
     add_events(store, 1, CAIRN_STORE_EVENTS_MAX);
     add_events(store, CAIRN_STORE_EVENTS_MAX, 6); // the first of them is there already
     ck_assert_uint_eq(cairn_store_writes(store), 0);
-    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_EVENTS, count_row, &events, NULL),
-                     CAIRN_OK);
+    ck_assert_int_eq(store_each(store, CAIRN_STORED_EVENTS, count_row, &events, NULL), CAIRN_OK);
     ck_assert_uint_eq(events, CAIRN_STORE_EVENTS_MAX);
-    struct cairn_stored_job *jobs = calloc(CAIRN_STORE_DROPPED_MAX + 1, sizeof *jobs);
+    struct stored_job *jobs = calloc(CAIRN_STORE_DROPPED_MAX + 1, sizeof *jobs);
     char(*names)[16] = calloc(CAIRN_STORE_DROPPED_MAX + 1, sizeof *names);
     ck_assert(jobs != NULL && names != NULL);
     for (size_t i = 0; i <= CAIRN_STORE_DROPPED_MAX; i++) {
@@ -297,24 +296,22 @@ TEST(the_newest_events_and_the_last_dropped_jobs_are_kept_and_events_count_as_no
         jobs[i].name = names[i];
         jobs[i].shard_count = 0;
     }
-    ck_assert_int_eq(
-        cairn_store_write(store, CAIRN_STORE_JOB, jobs, CAIRN_STORE_DROPPED_MAX + 1, NULL),
-        CAIRN_OK);
-    ck_assert_int_eq(
-        cairn_store_write(store, CAIRN_STORE_JOB_DROP, jobs, CAIRN_STORE_DROPPED_MAX + 1, NULL),
-        CAIRN_OK);
-    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_DROPPED, count_row, &dropped, NULL),
+    ck_assert_int_eq(store_write(store, CAIRN_STORE_JOB, jobs, CAIRN_STORE_DROPPED_MAX + 1, NULL),
                      CAIRN_OK);
+    ck_assert_int_eq(
+        store_write(store, CAIRN_STORE_JOB_DROP, jobs, CAIRN_STORE_DROPPED_MAX + 1, NULL),
+        CAIRN_OK);
+    ck_assert_int_eq(store_each(store, CAIRN_STORED_DROPPED, count_row, &dropped, NULL), CAIRN_OK);
     ck_assert_uint_eq(dropped, CAIRN_STORE_DROPPED_MAX);
     free(names);
     free(jobs);
-    cairn_store_close(store);
+    store_close(store);
 }
 
 TEST(a_row_that_was_copied_earlier_takes_no_number_back)
 {
     struct cairn_store *store = open_store();
-    const struct cairn_stored_job job = sample();
+    const struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     set_epoch(store, 9, 8192);
     reserve_generation(store, 50);
@@ -325,13 +322,13 @@ TEST(a_row_that_was_copied_earlier_takes_no_number_back)
     ck_assert_uint_eq(seen.last.epoch, 9);
     ck_assert_uint_eq(seen.last.round_reserved, 8192);
     ck_assert_uint_eq(seen.last.generation_reserved, 50);
-    cairn_store_close(store);
+    store_close(store);
 }
 
 TEST(a_job_put_again_replaces_itself_and_its_shards)
 {
     struct cairn_store *store = open_store();
-    struct cairn_stored_job job = sample();
+    struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     job.shard_count = 1;
     job.generation = 3;
@@ -340,26 +337,26 @@ TEST(a_job_put_again_replaces_itself_and_its_shards)
     ck_assert_uint_eq(seen.count, 1);
     ck_assert_uint_eq(seen.last.shard_count, 1);
     ck_assert_uint_eq(seen.last.generation, 3);
-    cairn_store_close(store);
+    store_close(store);
 }
 
 TEST(a_second_job_of_a_name_is_refused_and_changes_nothing)
 {
     struct cairn_store *store = open_store();
-    struct cairn_stored_job job = sample();
+    struct stored_job job = sample();
     struct cairn_sentence why = { "" };
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     job.id = 1;
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, &why), CAIRN_ERR_EXISTS);
     ck_assert_ptr_nonnull(strstr(why.text, "mnist"));
     ck_assert_uint_eq(read_all(store).last.id, sample().id);
-    cairn_store_close(store);
+    store_close(store);
 }
 
 TEST(a_dropped_job_is_gone_with_its_shards)
 {
     struct cairn_store *store = open_store();
-    struct cairn_stored_job job = sample();
+    struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB_DROP, &job, NULL), CAIRN_OK);
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB_DROP, &job, NULL), CAIRN_ERR_NOT_FOUND);
@@ -367,7 +364,7 @@ TEST(a_dropped_job_is_gone_with_its_shards)
     job.shard_count = 2;
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     ck_assert_uint_eq(read_all(store).last.shard_count, 2);
-    cairn_store_close(store);
+    store_close(store);
 }
 
 static void write_file(const char *name, const void *bytes, size_t size, off_t at)
@@ -390,9 +387,9 @@ TEST_EACH(it_is_for_this_user_only_whatever_the_umask, 0, 2)
     snprintf(path, sizeof path, "%s/coordinator.db", folder);
     ck_assert_int_eq(stat(path, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
-    cairn_store_close(store);
+    store_close(store);
     ck_assert_int_eq(chmod(path, 0644), 0); // as a former version made it
-    cairn_store_close(open_store());
+    store_close(open_store());
     ck_assert_int_eq(stat(path, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
 }
@@ -404,7 +401,7 @@ TEST(a_file_that_is_no_database_is_refused)
     char text[4096];
     memset(text, 'x', sizeof text);
     write_file("coordinator.db", text, sizeof text, 0);
-    ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_int_eq(store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(why.text, "coordinator.db"));
 }
 
@@ -413,11 +410,11 @@ TEST(a_database_of_another_program_is_refused)
     struct cairn_store *store = open_store();
     struct cairn_sentence why = { "" };
     const uint8_t id[4] = { 0, 0, 0, 1 }; // SQLite's header has the application id at 68
-    const struct cairn_stored_job job = sample();
+    const struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    cairn_store_close(store);
+    store_close(store);
     write_file("coordinator.db", id, sizeof id, 68);
-    ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_int_eq(store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(why.text, "not the database of a cairn-coordinator"));
 }
 
@@ -427,7 +424,7 @@ static void change_store(const char *sql)
     char path[CAIRN_SCRATCH_BYTES + 32], journal[sizeof path + 8];
     sqlite3 *db;
     snprintf(path, sizeof path, "%s/coordinator.db", folder);
-    cairn_store_close(open_store());
+    store_close(open_store());
     ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
     ck_assert_int_eq(sqlite3_db_config(db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL), SQLITE_OK);
     ck_assert_int_eq(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
@@ -444,7 +441,7 @@ static void expect_version_refused(const char *version)
     char journal[CAIRN_SCRATCH_BYTES + 32];
     snprintf(journal, sizeof journal, "%s/coordinator.db-wal", folder);
     for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_VERSION);
+        ck_assert_int_eq(store_open(folder, &store, &why), CAIRN_ERR_VERSION);
         ck_assert_msg(strstr(why.text, version) != NULL, "%s", why.text);
         ck_assert_ptr_nonnull(strstr(why.text, "this program has version 1 "));
         ck_assert_ptr_nonnull(strstr(why.text, "Move the file away and start again"));
@@ -470,7 +467,7 @@ TEST(a_store_that_says_this_version_of_other_tables_is_refused)
 
 static cairn_status see_name(void *context, const void *row, struct cairn_sentence *why)
 {
-    const char *shard = ((const struct cairn_stored_leaving *)row)->shard;
+    const char *shard = ((const struct stored_leaving *)row)->shard;
     char *seen = context;
     const size_t length = strlen(seen);
     (void)why;
@@ -483,19 +480,19 @@ TEST(shards_that_leave_are_known_until_they_do_not)
     struct cairn_store *store = open_store();
     struct cairn_sentence why;
     char seen[8] = "";
-    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct cairn_stored_leaving) { "s0" }, &why),
+    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s0" }, &why),
                      CAIRN_OK);
-    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct cairn_stored_leaving) { "s1" }, &why),
+    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s1" }, &why),
                      CAIRN_OK);
-    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct cairn_stored_leaving) { "s1" }, &why),
+    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s1" }, &why),
                      CAIRN_OK);
-    ck_assert_int_eq(put(store, CAIRN_STORE_STAY, &(struct cairn_stored_leaving) { "s0" }, &why),
+    ck_assert_int_eq(put(store, CAIRN_STORE_STAY, &(struct stored_leaving) { "s0" }, &why),
                      CAIRN_OK);
-    cairn_store_close(store);
+    store_close(store);
     store = open_store();
-    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_LEAVING, see_name, seen, &why), CAIRN_OK);
+    ck_assert_int_eq(store_each(store, CAIRN_STORED_LEAVING, see_name, seen, &why), CAIRN_OK);
     ck_assert_str_eq(seen, "s1");
-    cairn_store_close(store);
+    store_close(store);
 }
 
 static cairn_status see_dropped(void *context, const void *row, struct cairn_sentence *why)
@@ -503,42 +500,40 @@ static cairn_status see_dropped(void *context, const void *row, struct cairn_sen
     uint64_t *seen = context;
     (void)why;
     seen[0]++;
-    seen[1] = ((const struct cairn_stored_dropped *)row)->job;
+    seen[1] = ((const struct stored_dropped *)row)->job;
     return CAIRN_OK;
 }
 
 TEST(the_identity_stays_and_a_dropped_job_is_known_after_a_start)
 {
     struct cairn_store *store = open_store();
-    const struct cairn_stored_job job = sample();
-    const uint64_t identity = cairn_store_meta(store)->identity;
+    const struct stored_job job = sample();
+    const uint64_t identity = store_meta(store)->identity;
     uint64_t seen[2] = { 0 };
     ck_assert_uint_ne(identity, 0);
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_DROPPED, see_dropped, seen, NULL),
-                     CAIRN_OK);
+    ck_assert_int_eq(store_each(store, CAIRN_STORED_DROPPED, see_dropped, seen, NULL), CAIRN_OK);
     ck_assert_uint_eq(seen[0], 0);
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB_DROP, &job, NULL), CAIRN_OK);
-    cairn_store_close(store);
+    store_close(store);
     store = open_store();
-    ck_assert_uint_eq(cairn_store_meta(store)->identity, identity);
-    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_DROPPED, see_dropped, seen, NULL),
-                     CAIRN_OK);
+    ck_assert_uint_eq(store_meta(store)->identity, identity);
+    ck_assert_int_eq(store_each(store, CAIRN_STORED_DROPPED, see_dropped, seen, NULL), CAIRN_OK);
     ck_assert_uint_eq(seen[0], 1);
     ck_assert_uint_eq(seen[1], job.id);
-    cairn_store_close(store);
+    store_close(store);
 }
 
 TEST(the_token_of_the_snapshots_folder_comes_back)
 {
     struct cairn_store *store = open_store();
-    ck_assert_uint_eq(cairn_store_meta(store)->storage, 0);
-    const struct cairn_stored_meta meta = { .storage = UINT64_MAX - 1 };
+    ck_assert_uint_eq(store_meta(store)->storage, 0);
+    const struct stored_meta meta = { .storage = UINT64_MAX - 1 };
     ck_assert_int_eq(put(store, CAIRN_STORE_STORAGE, &meta, NULL), CAIRN_OK);
-    cairn_store_close(store);
+    store_close(store);
     store = open_store();
-    ck_assert_uint_eq(cairn_store_meta(store)->storage, UINT64_MAX - 1);
-    cairn_store_close(store);
+    ck_assert_uint_eq(store_meta(store)->storage, UINT64_MAX - 1);
+    store_close(store);
 }
 
 TEST(a_damaged_database_is_refused)
@@ -546,32 +541,32 @@ TEST(a_damaged_database_is_refused)
     struct cairn_store *store = open_store();
     struct cairn_sentence why = { "" };
     uint8_t noise[4096];
-    const struct cairn_stored_job job = sample();
+    const struct stored_job job = sample();
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    cairn_store_close(store);
+    store_close(store);
     memset(noise, 0xa5, sizeof noise);
     for (off_t page = 1; page < 4; page++)
         write_file("coordinator.db", noise, sizeof noise, page * 4096);
-    ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
+    ck_assert_int_eq(store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(why.text, "restore"));
 }
 
 TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
 {
     struct cairn_store *store = open_store();
-    struct cairn_stored_job job = sample();
+    struct stored_job job = sample();
     struct cairn_sentence why = { "" };
     uint8_t *bytes;
     size_t byte_count;
     char path[CAIRN_SCRATCH_BYTES + 32];
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_picture(store, &bytes, &byte_count, &why), CAIRN_OK);
+    ck_assert_int_eq(store_picture(store, &bytes, &byte_count, &why), CAIRN_OK);
     job.id++;
     job.name = "later";
     ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, &why), CAIRN_OK); // it goes on
     ck_assert_uint_eq(read_all(store).count, 2);
-    const uint64_t identity = cairn_store_meta(store)->identity;
-    cairn_store_close(store);
+    const uint64_t identity = store_meta(store)->identity;
+    store_close(store);
     tear_down();
     set_up(); // another folder
     snprintf(path, sizeof path, "%s/coordinator.db", folder);
@@ -586,9 +581,9 @@ TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
     ck_assert_str_eq(seen.name, "mnist");
     ck_assert_str_eq(seen.shard, "s2");
     ck_assert_uint_eq(seen.last.epoch, 7);
-    ck_assert_uint_eq(cairn_store_meta(store)->identity, identity);
-    ck_assert_uint_eq(cairn_store_meta(store)->incarnation, 2);
-    cairn_store_close(store);
+    ck_assert_uint_eq(store_meta(store)->identity, identity);
+    ck_assert_uint_eq(store_meta(store)->incarnation, 2);
+    store_close(store);
 }
 
 SUITE(30, set_up, tear_down);

@@ -16,7 +16,7 @@ static const struct {
     uint32_t us[MOST][CAIRN_TIMES_PHASES]; /* compute, push, wait, fetch */
     size_t count;
     int index; /* NOBODY */
-    enum cairn_phase phase;
+    enum phase phase;
     uint32_t others_us;
     uint32_t micros[MOST]; /* 0: as 1 */
 } cases[] = {
@@ -104,15 +104,15 @@ static const struct {
 
 TEST_EACH(who_is_clearly_slow_is_found, 0, sizeof cases / sizeof *cases)
 {
-    struct cairn_straggler_sample samples[MOST];
-    struct cairn_straggler_found found;
+    struct straggler_sample samples[MOST];
+    struct straggler_found found;
     uint32_t scratch[MOST];
     for (size_t i = 0; i < cases[_i].count; i++) {
         memcpy(samples[i].us, cases[_i].us[i], sizeof samples[i].us);
         samples[i].micros = cases[_i].micros[i] > 0 ? cases[_i].micros[i] : 1;
         samples[i].told = true;
     }
-    const bool is_found = cairn_straggler_find(samples, cases[_i].count, scratch, &found);
+    const bool is_found = straggler_find(samples, cases[_i].count, scratch, &found);
     ck_assert_msg(is_found == (cases[_i].index != NOBODY), "%s", cases[_i].name);
     if (!is_found) return;
     ck_assert_msg((int)found.index == cases[_i].index && found.phase == cases[_i].phase, "%s",
@@ -122,51 +122,50 @@ TEST_EACH(who_is_clearly_slow_is_found, 0, sizeof cases / sizeof *cases)
 
 TEST(who_has_not_told_enough_is_no_other)
 {
-    struct cairn_straggler_sample samples[3] = { { { 90000, 0, 0, 0 }, 1, true },
-                                                 { .told = false } };
-    struct cairn_straggler_found found;
+    struct straggler_sample samples[3] = { { { 90000, 0, 0, 0 }, 1, true }, { .told = false } };
+    struct straggler_found found;
     uint32_t scratch[3];
-    ck_assert(!cairn_straggler_find(samples, 3, scratch, &found));
-    samples[2] = (struct cairn_straggler_sample) { { 1000, 0, 0, 0 }, 1, true };
-    ck_assert(cairn_straggler_find(samples, 3, scratch, &found));
+    ck_assert(!straggler_find(samples, 3, scratch, &found));
+    samples[2] = (struct straggler_sample) { { 1000, 0, 0, 0 }, 1, true };
+    ck_assert(straggler_find(samples, 3, scratch, &found));
 }
 
 TEST(the_last_steps_count_and_a_few_are_too_few)
 {
-    struct cairn_step_ring ring = { .count = 0 };
+    struct step_ring ring = { .count = 0 };
     uint32_t us[] = { 1000, 2, 3, 4 };
     Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT;
     told.us = us;
     told.n_us = 4;
-    for (int i = 0; i < 3; i++) cairn_step_ring_take(&ring, &told);
-    ck_assert(!cairn_step_ring_recent(&ring, 8, us));
-    for (int i = 0; i < 60; i++) cairn_step_ring_take(&ring, &told);
+    for (int i = 0; i < 3; i++) step_ring_take(&ring, &told);
+    ck_assert(!step_ring_recent(&ring, 8, us));
+    for (int i = 0; i < 60; i++) step_ring_take(&ring, &told);
     us[0] = 7;
-    for (int i = 0; i < 8; i++) cairn_step_ring_take(&ring, &told);
+    for (int i = 0; i < 8; i++) step_ring_take(&ring, &told);
     us[0] = 0;
-    ck_assert(cairn_step_ring_recent(&ring, 8, us));
+    ck_assert(step_ring_recent(&ring, 8, us));
     ck_assert_uint_eq(us[0], 7);
 }
 
 TEST(a_step_counts_for_one_of_the_micro_batches_that_were_dealt_in_it)
 {
-    struct cairn_step_ring ring = { .micros = 4 };
+    struct step_ring ring = { .micros = 4 };
     uint32_t us[] = { 4000, 400, 30, 20 };
     Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT;
     told.us = us;
     told.n_us = 4;
-    for (int i = 0; i < 5; i++) cairn_step_ring_take(&ring, &told);
+    for (int i = 0; i < 5; i++) step_ring_take(&ring, &told);
     ring.micros = 1; // others came
     us[0] = 1000;
     us[1] = 100;
-    for (int i = 0; i < 3; i++) cairn_step_ring_take(&ring, &told);
-    ck_assert(cairn_step_ring_recent(&ring, 8, us));
+    for (int i = 0; i < 3; i++) step_ring_take(&ring, &told);
+    ck_assert(step_ring_recent(&ring, 8, us));
     ck_assert_uint_eq(us[0], 1000);
     ck_assert_uint_eq(us[1], 100);
     ck_assert_uint_eq(us[2], 30);
     ck_assert_uint_eq(us[3], 20);
     told.us = (uint32_t[]) { 1, 1, 1, 1 };
-    ck_assert(cairn_step_ring_medians(&ring, &told, us)); // what is shown is of steps
+    ck_assert(step_ring_medians(&ring, &told, us)); // what is shown is of steps
     ck_assert_uint_eq(us[0], 4000);
 }
 
@@ -187,8 +186,8 @@ static void open_two(void)
     second = worker("w1");
     fake_attach(&fake, &second, 11, 1, 1);
     for (int i = 0; i < 2; i++) fake.shards[i].holds_reduced = true; // the round stays open
-    for (struct cairn_cluster_member *m = toy()->members.list; m != NULL; m = m->next_of_job)
-        for (int i = 0; i < 8; i++) cairn_step_ring_take(&m->times, &told);
+    for (struct coord_member *m = toy()->members.list; m != NULL; m = m->next_of_job)
+        for (int i = 0; i < 8; i++) step_ring_take(&m->times, &told);
 }
 
 static void close_two(void)
@@ -225,7 +224,7 @@ static void say_lacked(uint64_t member, uint32_t flags)
     lacks.micros = &micro;
     lacks.flags = &flags;
     lacks.n_members = lacks.n_micros = lacks.n_flags = 1;
-    cairn_cluster_straggler_lacks(toy(), &lacks);
+    coord_straggler_lacks(toy(), &lacks);
     toy()->straggler.member = 0;
 }
 
@@ -283,7 +282,7 @@ TEST(who_waits_for_its_link_is_not_said_to_compute)
 
 static uint64_t member_named(const char *name)
 {
-    const struct cairn_cluster_member *m = toy()->members.list;
+    const struct coord_member *m = toy()->members.list;
     while (m != NULL && strcmp(m->session->name, name) != 0) m = m->next_of_job;
     ck_assert_ptr_nonnull(m);
     return m->id;
@@ -315,7 +314,7 @@ static uint64_t still_ms(void)
 TEST(a_job_stands_still_since_somebody_is_there_who_could_step)
 {
     ck_assert_uint_lt(still_ms(), 60000);
-    for (struct cairn_cluster_member *m = toy()->members.list; m != NULL; m = m->next_of_job)
+    for (struct coord_member *m = toy()->members.list; m != NULL; m = m->next_of_job)
         m->attached_ms -= m->rank == 0 ? 90000 : 10000;
     toy()->rounds.has_stepped = true;
     toy()->rounds.stepped_ms = toy()->members.list->attached_ms - 80000;
@@ -324,7 +323,7 @@ TEST(a_job_stands_still_since_somebody_is_there_who_could_step)
     ck_assert_uint_ge(still_ms(), 90000);
     toy()->park.opened_ms = toy()->cluster->clock.last_tick_ms;
     ck_assert_uint_lt(still_ms(), 60000);
-    toy()->park = (struct cairn_cluster_park) { .shut = true };
+    toy()->park = (struct coord_park) { .shut = true };
     ck_assert_uint_eq(still_ms(), 0);
     toy()->park.shut = false;
 }
@@ -341,7 +340,7 @@ TEST(while_both_are_at_work_nobody_does)
 
 TEST(who_was_dealt_more_micro_batches_is_judged_by_each_of_them)
 {
-    struct cairn_cluster_member *m;
+    struct coord_member *m;
     toy()->spec.global_batch = 3;
     const uint64_t round = fake_begin(&fake, &w, job);
     ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
@@ -351,7 +350,7 @@ TEST(who_was_dealt_more_micro_batches_is_judged_by_each_of_them)
         told.us = us;
         told.n_us = 4;
         ck_assert_uint_eq(m->times.micros, m->rank == 0 ? 2 : 1);
-        for (int i = 0; i < 8; i++) cairn_step_ring_take(&m->times, &told);
+        for (int i = 0; i < 8; i++) step_ring_take(&m->times, &told);
     }
     fake_until(&fake, toy()->straggler.member != 0);
     Cairn__JobStatus *status = show_job("toy");

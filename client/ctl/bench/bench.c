@@ -24,13 +24,13 @@ static int ask(const char *device, int answer_fd)
     struct cairn_home *home = NULL;
     struct cairn_sentence why;
     const cairn_status status = cairn_home_open_cuda(device, &home, &why);
-    if (status != CAIRN_OK) return cairn_ctl_fail(status, "%s", why.text);
+    if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
     const uint64_t bytes = cairn_home_free_bytes(home);
     cairn_home_close(home);
     return write(answer_fd, &bytes, sizeof bytes) == sizeof bytes ? 0 : 1;
 }
 
-bool cairn_bench_card_free(const char *device, uint64_t *bytes_out)
+bool bench_card_free(const char *device, uint64_t *bytes_out)
 {
     int fds[2];
     if (pipe2(fds, O_CLOEXEC) != 0) return false;
@@ -61,17 +61,17 @@ static uint64_t status_bytes(pid_t pid, const char *name)
     return (uint64_t)kib << 10;
 }
 
-uint64_t cairn_bench_process_bytes(pid_t pid)
+uint64_t bench_process_bytes(pid_t pid)
 {
     return status_bytes(pid, "VmRSS:");
 }
 
-uint64_t cairn_bench_process_peak(pid_t pid)
+uint64_t bench_process_peak(pid_t pid)
 {
     return status_bytes(pid, "VmHWM:");
 }
 
-void cairn_bench_process_peak_forget(pid_t pid)
+void bench_process_peak_forget(pid_t pid)
 {
     char path[48];
     snprintf(path, sizeof path, "/proc/%d/clear_refs", (int)pid);
@@ -108,37 +108,34 @@ static bool write_all(int fd, const void *data, size_t bytes)
     return written == (ssize_t)bytes;
 }
 
-bool cairn_bench_worker_next(const struct cairn_bench_worker *worker,
-                             struct cairn_bench_order *order_out)
+bool bench_worker_next(const struct bench_worker *worker, struct bench_order *order_out)
 {
     return read_all(worker->orders_fd, order_out, sizeof *order_out);
 }
 
-bool cairn_bench_worker_report(const struct cairn_bench_worker *worker,
-                               const struct cairn_bench_report *report)
+bool bench_worker_report(const struct bench_worker *worker, const struct bench_report *report)
 {
     return write_all(worker->reports_fd, report, sizeof *report);
 }
 
 /* ---- the bench's end ---- */
 
-bool cairn_bench_is_interrupted(struct local *local)
+bool bench_is_interrupted(struct local *local)
 {
-    const int number = cairn_local_signal(local, 0, NULL);
-    return (number != 0 && number != SIGCHLD) || cairn_local_daemons_reap(local) > 0;
+    const int number = local_signal(local, 0, NULL);
+    return (number != 0 && number != SIGCHLD) || local_daemons_reap(local) > 0;
 }
 
-static bool await_report(struct cairn_bench_crew *crew, uint32_t i, struct cairn_bench_report *out)
+static bool await_report(struct bench_crew *crew, uint32_t i, struct bench_report *out)
 {
     struct pollfd wait = { .fd = crew->reports_fds[i], .events = POLLIN };
     while (poll(&wait, 1, TURN_MS) <= 0)
-        if (cairn_bench_is_interrupted(crew->local)) return false;
+        if (bench_is_interrupted(crew->local)) return false;
     return read_all(crew->reports_fds[i], out, sizeof *out);
 }
 
-static bool start_one(struct cairn_bench_crew *crew,
-                      int (*run)(const struct cairn_bench_worker *worker), const void *plan,
-                      uint32_t world)
+static bool start_one(struct bench_crew *crew, int (*run)(const struct bench_worker *worker),
+                      const void *plan, uint32_t world)
 {
     int orders[2], reports[2];
     const uint32_t i = crew->count;
@@ -147,11 +144,11 @@ static bool start_one(struct cairn_bench_crew *crew,
         close(orders[0]), close(orders[1]);
         return false;
     }
-    const pid_t pid = cairn_local_fork(crew->local);
+    const pid_t pid = local_fork(crew->local);
     if (pid == 0) {
         for (uint32_t k = 0; k < i; k++) close(crew->orders_fds[k]), close(crew->reports_fds[k]);
         close(orders[1]), close(reports[0]);
-        const struct cairn_bench_worker worker = { i, world, orders[0], reports[1], plan };
+        const struct bench_worker worker = { i, world, orders[0], reports[1], plan };
         _exit(run(&worker));
     }
     close(orders[0]), close(reports[1]);
@@ -166,20 +163,20 @@ static bool start_one(struct cairn_bench_crew *crew,
     return true;
 }
 
-bool cairn_bench_crew_start(struct cairn_bench_crew *crew, struct local *local, uint32_t count,
-                            int (*run)(const struct cairn_bench_worker *worker), const void *plan)
+bool bench_crew_start(struct bench_crew *crew, struct local *local, uint32_t count,
+                      int (*run)(const struct bench_worker *worker), const void *plan)
 {
-    *crew = (struct cairn_bench_crew) { .local = local };
+    *crew = (struct bench_crew) { .local = local };
     while (crew->count < count)
         if (!start_one(crew, run, plan, count)) return false;
-    struct cairn_bench_report report;
+    struct bench_report report;
     for (uint32_t i = 0; i < count; i++)
         if (!await_report(crew, i, &report)) return false;
     return true;
 }
 
-bool cairn_bench_crew_do(struct cairn_bench_crew *crew, struct cairn_bench_order order,
-                         struct cairn_bench_report *reports_out)
+bool bench_crew_do(struct bench_crew *crew, struct bench_order order,
+                   struct bench_report *reports_out)
 {
     for (uint32_t i = 0; i < crew->count; i++)
         if (!write_all(crew->orders_fds[i], &order, sizeof order)) return false;
@@ -188,7 +185,7 @@ bool cairn_bench_crew_do(struct cairn_bench_crew *crew, struct cairn_bench_order
     return true;
 }
 
-void cairn_bench_crew_stop(struct cairn_bench_crew *crew)
+void bench_crew_stop(struct bench_crew *crew)
 {
     for (uint32_t i = 0; i < crew->count; i++) close(crew->orders_fds[i]);
     for (uint32_t i = 0; i < crew->count; i++) {
@@ -204,7 +201,7 @@ void cairn_bench_crew_stop(struct cairn_bench_crew *crew)
 
 #define SETTLE_S 0.2 /* what is under way when the last round is over */
 
-double cairn_bench_used_s(pid_t pid)
+double bench_used_s(pid_t pid)
 {
     clockid_t clock;
     struct timespec t;
@@ -215,33 +212,32 @@ double cairn_bench_used_s(pid_t pid)
 /* False, and said: a daemon ended, or a signal came. */
 static bool let_go_by(struct local *local, double seconds)
 {
-    const double end_s = cairn_bench_now() + seconds;
-    for (double left_s = seconds; left_s > 0; left_s = end_s - cairn_bench_now()) {
-        const int number = cairn_local_signal(local, (int)(left_s * 1000) + 1, NULL);
+    const double end_s = bench_now() + seconds;
+    for (double left_s = seconds; left_s > 0; left_s = end_s - bench_now()) {
+        const int number = local_signal(local, (int)(left_s * 1000) + 1, NULL);
         if (number != 0 && number != SIGCHLD) return false; // it is heard, so it needs no words
-        if (cairn_local_daemons_reap(local) > 0) return false;
+        if (local_daemons_reap(local) > 0) return false;
     }
     return true;
 }
 
-bool cairn_bench_idle(struct local *local, double seconds, double *percent_out)
+bool bench_idle(struct local *local, double seconds, double *percent_out)
 {
     double before_s[1 + CTL_SHARDS_MAX], most_s = 0;
     if (!let_go_by(local, SETTLE_S)) return false;
-    const double begin_s = cairn_bench_now();
-    for (int i = 0; i < local->daemon_count; i++)
-        before_s[i] = cairn_bench_used_s(local->daemons[i].pid);
+    const double begin_s = bench_now();
+    for (int i = 0; i < local->daemon_count; i++) before_s[i] = bench_used_s(local->daemons[i].pid);
     if (!let_go_by(local, seconds)) return false;
     for (int i = 0; i < local->daemon_count; i++) {
-        const double s = cairn_bench_used_s(local->daemons[i].pid);
+        const double s = bench_used_s(local->daemons[i].pid);
         if (before_s[i] < 0 || s < 0) {
-            (void)cairn_ctl_fail(CAIRN_ERR_IO, "there is no processor time of %s to read",
-                                 local->daemons[i].name);
+            (void)ctl_fail(CAIRN_ERR_IO, "there is no processor time of %s to read",
+                           local->daemons[i].name);
             return false;
         }
         if (s - before_s[i] > most_s) most_s = s - before_s[i];
     }
-    *percent_out = most_s / (cairn_bench_now() - begin_s) * 100;
+    *percent_out = most_s / (bench_now() - begin_s) * 100;
     return true;
 }
 
@@ -249,7 +245,7 @@ bool cairn_bench_idle(struct local *local, double seconds, double *percent_out)
 
 /* Describes the machine that a figure was measured on. */
 
-uint32_t cairn_bench_core_count(void)
+uint32_t bench_core_count(void)
 {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) return (uint32_t)CPU_COUNT(&set);
@@ -257,7 +253,7 @@ uint32_t cairn_bench_core_count(void)
     return count > 0 ? (uint32_t)count : 1;
 }
 
-uint64_t cairn_bench_memory_bytes(void)
+uint64_t bench_memory_bytes(void)
 {
     char line[128];
     unsigned long long kib = 0;
@@ -300,25 +296,23 @@ static json_t *bench_machine(void)
     read_cpu(cpu, sizeof cpu);
     uname(&name);
     const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGE_SIZE);
-    return json_pack("{s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "l1d_bytes",
-                     cache(_SC_LEVEL1_DCACHE_SIZE), "l1d_ways", cache(_SC_LEVEL1_DCACHE_ASSOC),
-                     "l2_bytes", cache(_SC_LEVEL2_CACHE_SIZE), "l3_bytes",
-                     cache(_SC_LEVEL3_CACHE_SIZE), "cpu", cpu, "cores",
-                     (json_int_t)cairn_bench_core_count(), "memory_bytes",
-                     (json_int_t)pages * (json_int_t)page_bytes, "kernel", name.release, "isa",
-                     cairn_backend_host()->isa);
+    return json_pack(
+        "{s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "l1d_bytes", cache(_SC_LEVEL1_DCACHE_SIZE),
+        "l1d_ways", cache(_SC_LEVEL1_DCACHE_ASSOC), "l2_bytes", cache(_SC_LEVEL2_CACHE_SIZE),
+        "l3_bytes", cache(_SC_LEVEL3_CACHE_SIZE), "cpu", cpu, "cores",
+        (json_int_t)bench_core_count(), "memory_bytes", (json_int_t)pages * (json_int_t)page_bytes,
+        "kernel", name.release, "isa", cairn_backend_host()->isa);
 }
 
 /* ==== model ==== */
 
-bool cairn_bench_is_ok(cairn_status status)
+bool bench_is_ok(cairn_status status)
 {
-    if (status != CAIRN_OK)
-        (void)cairn_ctl_fail(status, "a worker of the bench: %s", cairn_error());
+    if (status != CAIRN_OK) (void)ctl_fail(status, "a worker of the bench: %s", cairn_error());
     return status == CAIRN_OK;
 }
 
-bool cairn_bench_is_path(const char *name)
+bool bench_is_path(const char *name)
 {
     static const char *const paths[] = { "auto", "mapped", "ucx" };
     for (size_t i = 0; name != NULL && i < sizeof paths / sizeof *paths; i++)
@@ -326,15 +320,14 @@ bool cairn_bench_is_path(const char *name)
     return name == NULL;
 }
 
-void cairn_bench_model_cut(struct cairn_bench_model *model, uint64_t params)
+void bench_model_cut(struct bench_model *model, uint64_t params)
 {
     const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
     model->rows = params / row_elems + (params % row_elems != 0);
 }
 
-static cairn_status open_job(struct cairn_bench_member *member,
-                             const struct cairn_bench_model *model,
-                             const struct cairn_bench_worker *worker)
+static cairn_status open_job(struct bench_member *member, const struct bench_model *model,
+                             const struct bench_worker *worker)
 {
     struct cairn_tensor *tensors = calloc(model->tensors, sizeof *tensors);
     const struct cairn_init zeros = { .kind = CAIRN_INIT_ZEROS };
@@ -368,22 +361,20 @@ static cairn_status open_job(struct cairn_bench_member *member,
     return status;
 }
 
-bool cairn_bench_member_join(struct cairn_bench_member *member,
-                             const struct cairn_bench_model *model,
-                             const struct cairn_bench_worker *worker)
+bool bench_member_join(struct bench_member *member, const struct bench_model *model,
+                       const struct bench_worker *worker)
 {
     cairn_status status = open_job(member, model, worker);
     if (status == CAIRN_OK) status = cairn_init_done(member->job, NULL, CAIRN_BENCH_CALL_MS);
-    return cairn_bench_is_ok(status);
+    return bench_is_ok(status);
 }
 
-bool cairn_bench_member_open(struct cairn_bench_member *member,
-                             const struct cairn_bench_model *model,
-                             const struct cairn_bench_worker *worker)
+bool bench_member_open(struct bench_member *member, const struct bench_model *model,
+                       const struct bench_worker *worker)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .device = model->device };
     const cairn_status status = cairn_open(&opts, &member->session);
-    return cairn_bench_is_ok(status) && cairn_bench_member_join(member, model, worker);
+    return bench_is_ok(status) && bench_member_join(member, model, worker);
 }
 
 /* ==== result ==== */
@@ -398,7 +389,7 @@ struct runs {
     uint32_t count;
 };
 
-double cairn_bench_now(void)
+double bench_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -411,11 +402,11 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-struct cairn_bench_spread cairn_bench_spread_of(double *values, uint32_t count)
+struct bench_spread bench_spread_of(double *values, uint32_t count)
 {
     qsort(values, count, sizeof *values, by_size);
     const double middle = values[count / 2];
-    return (struct cairn_bench_spread) {
+    return (struct bench_spread) {
         .median = count % 2 == 1 ? middle : (values[count / 2 - 1] + middle) / 2,
         .min = values[0],
         .max = values[count - 1],
@@ -436,8 +427,8 @@ static bool run_pair(bool less_is_better, cairn_bench_fn subject, cairn_bench_fn
     return true;
 }
 
-int cairn_bench_alternate(struct cairn_bench_result *result, double seconds, cairn_bench_fn subject,
-                          cairn_bench_fn reference, void *context)
+int bench_alternate(struct bench_result *result, double seconds, cairn_bench_fn subject,
+                    cairn_bench_fn reference, void *context)
 {
     static struct runs runs;
     if (!(seconds > 0)) seconds = SECONDS_DEFAULT;
@@ -445,20 +436,20 @@ int cairn_bench_alternate(struct cairn_bench_result *result, double seconds, cai
     if (!run_pair(result->less_is_better, subject, reference, context, &runs)) return 1;
     runs.count =
         0; // the first touches memory that nothing has touched, and fills what is filled once
-    const double end = cairn_bench_now() + seconds;
+    const double end = bench_now() + seconds;
     while (runs.count < CAIRN_BENCH_RUNS_MAX &&
-           (runs.count < CAIRN_BENCH_RUNS_MIN || cairn_bench_now() < end))
+           (runs.count < CAIRN_BENCH_RUNS_MIN || bench_now() < end))
         if (!run_pair(result->less_is_better, subject, reference, context, &runs)) return 1;
-    result->value = cairn_bench_spread_of(runs.values, runs.count);
-    result->reference = cairn_bench_spread_of(runs.references, runs.count);
-    result->ratio = cairn_bench_spread_of(runs.ratios, runs.count);
+    result->value = bench_spread_of(runs.values, runs.count);
+    result->reference = bench_spread_of(runs.references, runs.count);
+    result->ratio = bench_spread_of(runs.ratios, runs.count);
     result->runs = runs.count;
     return -1;
 }
 
 /* ---- printing ---- */
 
-static void set_spread(json_t *object, const char *name, const struct cairn_bench_spread *spread)
+static void set_spread(json_t *object, const char *name, const struct bench_spread *spread)
 {
     char key[32];
     json_object_set_new(object, name, json_real(spread->median));
@@ -468,7 +459,7 @@ static void set_spread(json_t *object, const char *name, const struct cairn_benc
     json_object_set_new(object, key, json_real(spread->max));
 }
 
-static int print_json(const struct cairn_bench_result *result)
+static int print_json(const struct bench_result *result)
 {
     json_t *object = json_pack("{s:s, s:s, s:s, s:I, s:O, s:O, s:o}", "bench", result->bench,
                                "unit", result->unit, "reference_name", result->reference_name,
@@ -477,7 +468,7 @@ static int print_json(const struct cairn_bench_result *result)
     set_spread(object, "value", &result->value);
     set_spread(object, "reference", &result->reference);
     set_spread(object, "ratio", &result->ratio);
-    return cairn_ctl_print_json(object);
+    return ctl_print_json(object);
 }
 
 /* "name value" by turns, on one line. */
@@ -490,31 +481,31 @@ static void print_object(const char *name, json_t *object)
         if (strchr("{}\"", text[i]) != NULL) continue;
         text[kept++] = text[i] == ',' || text[i] == ':' ? ' ' : text[i];
     }
-    if (kept > 0) cairn_ctl_line(name, "%.*s", (int)kept, text);
+    if (kept > 0) ctl_line(name, "%.*s", (int)kept, text);
     free(text);
 }
 
-static void print_spread(const char *name, const char *unit,
-                         const struct cairn_bench_spread *spread, const char *note)
+static void print_spread(const char *name, const char *unit, const struct bench_spread *spread,
+                         const char *note)
 {
-    cairn_ctl_line(name, "%.4g%s%s (%.4g to %.4g)%s%s", spread->median, unit[0] != 0 ? " " : "",
-                   unit, spread->min, spread->max, note[0] != 0 ? ", " : "", note);
+    ctl_line(name, "%.4g%s%s (%.4g to %.4g)%s%s", spread->median, unit[0] != 0 ? " " : "", unit,
+             spread->min, spread->max, note[0] != 0 ? ", " : "", note);
 }
 
-static void print_table(const struct cairn_bench_result *result)
+static void print_table(const struct bench_result *result)
 {
     json_t *machine = bench_machine();
     print_spread(result->bench, result->unit, &result->value, "");
     print_spread("reference", result->unit, &result->reference, result->reference_name);
     print_spread("ratio", "", &result->ratio, "");
-    cairn_ctl_line("runs", "%u of each, by turns", result->runs);
+    ctl_line("runs", "%u of each, by turns", result->runs);
     print_object("parts", result->parts);
     print_object("params", result->params);
     print_object("machine", machine);
     json_decref(machine);
 }
 
-int cairn_bench_print(struct cairn_bench_result *result, const struct ctl *ctl)
+int bench_print(struct bench_result *result, const struct ctl *ctl)
 {
     if (result->params == NULL) result->params = json_object();
     if (result->parts == NULL) result->parts = json_object();
@@ -549,12 +540,12 @@ static void add_process(json_t *events, int process, const char *kind, int numbe
                                             "ph", "M", "pid", process, "args", "name", name));
 }
 
-static void add_worker(json_t *events, const struct cairn_bench_trace *trace, uint32_t worker,
+static void add_worker(json_t *events, const struct bench_trace *trace, uint32_t worker,
                        double zero)
 {
     add_process(events, (int)worker, "worker", (int)worker);
     for (uint32_t i = 0; i < trace->spans_each; i++) {
-        const struct cairn_bench_span *span = &trace->spans[worker * trace->spans_each + i];
+        const struct bench_span *span = &trace->spans[worker * trace->spans_each + i];
         if (span->kind == CAIRN_BENCH_SPAN_NONE) continue;
         char name[48];
         const bool whole = span->kind == CAIRN_BENCH_SPAN_COMMIT ||
@@ -566,8 +557,7 @@ static void add_worker(json_t *events, const struct cairn_bench_trace *trace, ui
     }
 }
 
-static void add_shard(json_t *events, const struct cairn_bench_times *times, int process,
-                      double zero_us)
+static void add_shard(json_t *events, const struct bench_times *times, int process, double zero_us)
 {
     const struct {
         const char *name;
@@ -585,14 +575,14 @@ static void add_shard(json_t *events, const struct cairn_bench_times *times, int
                       (double)phases[i].end - zero_us);
 }
 
-static void add_shards(json_t *events, const struct cairn_bench_trace *trace,
-                       const struct local *local, double zero)
+static void add_shards(json_t *events, const struct bench_trace *trace, const struct local *local,
+                       double zero)
 {
     for (int s = 1; s < local->daemon_count; s++) {
-        struct cairn_bench_times *times = NULL;
+        struct bench_times *times = NULL;
         size_t count = 0;
         const int process = (int)trace->workers + s - 1;
-        if (!cairn_bench_times_read(local, s, &times, &count)) continue;
+        if (!bench_times_read(local, s, &times, &count)) continue;
         add_process(events, process, "shard", s);
         for (size_t i = 0; i < count; i++)
             if (times[i].round == trace->rounds[0])
@@ -601,19 +591,19 @@ static void add_shards(json_t *events, const struct cairn_bench_trace *trace,
     }
 }
 
-static double first_begin(const struct cairn_bench_trace *trace)
+static double first_begin(const struct bench_trace *trace)
 {
     double first = 0;
     for (uint32_t i = 0; i < trace->workers * trace->spans_each; i++) {
-        const struct cairn_bench_span *span = &trace->spans[i];
+        const struct bench_span *span = &trace->spans[i];
         if (span->kind != CAIRN_BENCH_SPAN_NONE && (first == 0 || span->begin < first))
             first = span->begin;
     }
     return first;
 }
 
-bool cairn_bench_timeline_write(const struct cairn_bench_trace *trace, const struct local *local,
-                                const char *path)
+bool bench_timeline_write(const struct bench_trace *trace, const struct local *local,
+                          const char *path)
 {
     const double zero = first_begin(trace);
     json_t *events = json_array();
@@ -623,14 +613,12 @@ bool cairn_bench_timeline_write(const struct cairn_bench_trace *trace, const str
     const bool ok = json_dump_file(object, path, JSON_COMPACT | JSON_REAL_PRECISION(9)) == 0;
     json_decref(object);
     if (!ok)
-        (void)cairn_ctl_fail(CAIRN_ERR_IO, "--timeline %s cannot be written: %s", path,
-                             strerror(errno));
+        (void)ctl_fail(CAIRN_ERR_IO, "--timeline %s cannot be written: %s", path, strerror(errno));
     return ok;
 }
 
 /* Pushes begin in order of time: so their union is a walk. */
-static void add_overlap(const struct cairn_bench_span *spans, uint32_t count, double *both,
-                        double *all)
+static void add_overlap(const struct bench_span *spans, uint32_t count, double *both, double *all)
 {
     double begin = 0, end = 0, reached = 0;
     for (uint32_t i = 0; i < count; i++)
@@ -645,7 +633,7 @@ static void add_overlap(const struct cairn_bench_span *spans, uint32_t count, do
     }
 }
 
-double cairn_bench_timeline_overlap(const struct cairn_bench_trace *trace)
+double bench_timeline_overlap(const struct bench_trace *trace)
 {
     double both = 0, all = 0;
     for (uint32_t w = 0; w < trace->workers; w++)
@@ -654,12 +642,12 @@ double cairn_bench_timeline_overlap(const struct cairn_bench_trace *trace)
 }
 
 /* How much of a fetch's time lies within uses of other tensors (uses do not overlap). */
-static double used_meanwhile(const struct cairn_bench_span *fetch,
-                             const struct cairn_bench_span *spans, uint32_t count)
+static double used_meanwhile(const struct bench_span *fetch, const struct bench_span *spans,
+                             uint32_t count)
 {
     double both = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const struct cairn_bench_span *use = &spans[i];
+        const struct bench_span *use = &spans[i];
         if (use->kind != CAIRN_BENCH_SPAN_USE || use->tensor == fetch->tensor) continue;
         const double low = use->begin > fetch->begin ? use->begin : fetch->begin;
         const double high = use->end < fetch->end ? use->end : fetch->end;
@@ -668,11 +656,11 @@ static double used_meanwhile(const struct cairn_bench_span *fetch,
     return both;
 }
 
-double cairn_bench_timeline_ahead(const struct cairn_bench_trace *trace)
+double bench_timeline_ahead(const struct bench_trace *trace)
 {
     double both = 0, all = 0;
     for (uint32_t w = 0; w < trace->workers; w++) {
-        const struct cairn_bench_span *spans = trace->spans + w * trace->spans_each;
+        const struct bench_span *spans = trace->spans + w * trace->spans_each;
         for (uint32_t i = 0; i < trace->spans_each; i++) {
             if (spans[i].kind != CAIRN_BENCH_SPAN_FETCH) continue;
             both += used_meanwhile(&spans[i], spans, trace->spans_each);
@@ -693,9 +681,9 @@ static uint64_t field(const char *line, const char *key)
     return found != NULL ? strtoull(found + strlen(wanted), NULL, 10) : 0;
 }
 
-static struct cairn_bench_times times_of(const char *line)
+static struct bench_times times_of(const char *line)
 {
-    return (struct cairn_bench_times) {
+    return (struct bench_times) {
         .round = field(line, "round"),
         .grant = field(line, "grant_us"),
         .receive = field(line, "receive_us"),
@@ -710,20 +698,20 @@ static struct cairn_bench_times times_of(const char *line)
     };
 }
 
-bool cairn_bench_times_read(const struct local *local, int number, struct cairn_bench_times **out,
-                            size_t *count_out)
+bool bench_times_read(const struct local *local, int number, struct bench_times **out,
+                      size_t *count_out)
 {
     char path[PATH_MAX + 32], line[2560];
     snprintf(path, sizeof path, "%s/shard-%d.log", local->folder, number);
     FILE *file = fopen(path, "re");
     if (file == NULL) return false;
-    struct cairn_bench_times *list = NULL;
+    struct bench_times *list = NULL;
     size_t count = 0, capacity = 0;
     while (fgets(line, sizeof line, file) != NULL) {
         if (strstr(line, "msg=\"times of a round\"") == NULL) continue;
         if (count == capacity) {
             capacity = capacity == 0 ? 256 : 2 * capacity;
-            struct cairn_bench_times *grown = realloc(list, capacity * sizeof *list);
+            struct bench_times *grown = realloc(list, capacity * sizeof *list);
             if (grown == NULL) break;
             list = grown;
         }

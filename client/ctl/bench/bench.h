@@ -2,7 +2,7 @@
  * measured in the same run. One bench a file; it has a row among the subcommands (client/ctl/main.c) that
  * says which options it takes, and its function below.
  *
- * A bench makes its memory, hands two functions to cairn_bench_alternate, which calls them by turns, and
+ * A bench makes its memory, hands two functions to bench_alternate, which calls them by turns, and
  * prints the result. Speeds of one machine differ by half from one minute to the next; ratios of runs that
  * alternate do not, so it is the ratio that counts.
  *
@@ -31,7 +31,7 @@
  * say it at level debug (server/shard/update.c). */
 
 /* Times: microseconds of CLOCK_MONOTONIC; 0: it did not come to that. */
-struct cairn_bench_times {
+struct bench_times {
     uint64_t round;
     uint64_t grant, receive, fold; /* the first of each */
     uint64_t reduce, reduced;      /* everything is in and folded; the sums are known */
@@ -43,45 +43,45 @@ struct cairn_bench_times {
 
 /* Reads the log of shard-`number`, from 1. *out is freed by the caller; rounds ascend. False: there is
  * none. */
-bool cairn_bench_times_read(const struct local *local, int number, struct cairn_bench_times **out,
-                            size_t *count_out);
+bool bench_times_read(const struct local *local, int number, struct bench_times **out,
+                      size_t *count_out);
 
 /* ==== timeline ==== */
 
 /* Writes what happened when in one step, as a trace that browsers draw (chrome://tracing,
  * ui.perfetto.dev): JSON, one event ("ph": "X") a span, a process a worker or shard. */
 
-enum cairn_bench_span_kind { /* the row a span is drawn in */
-                             CAIRN_BENCH_SPAN_NONE = 0,
-                             CAIRN_BENCH_SPAN_BACKWARD,
-                             CAIRN_BENCH_SPAN_CAST,
-                             CAIRN_BENCH_SPAN_PUSH, /* from the call to the last acknowledgement */
-                             CAIRN_BENCH_SPAN_COMMIT,
-                             CAIRN_BENCH_SPAN_FETCH,
-                             CAIRN_BENCH_SPAN_USE /* of a unit that is read as stage 3 does */
+enum bench_span_kind { /* the row a span is drawn in */
+                       CAIRN_BENCH_SPAN_NONE = 0,
+                       CAIRN_BENCH_SPAN_BACKWARD,
+                       CAIRN_BENCH_SPAN_CAST,
+                       CAIRN_BENCH_SPAN_PUSH, /* from the call to the last acknowledgement */
+                       CAIRN_BENCH_SPAN_COMMIT,
+                       CAIRN_BENCH_SPAN_FETCH,
+                       CAIRN_BENCH_SPAN_USE /* of a unit that is read as stage 3 does */
 };
 
 /* Seconds of CLOCK_MONOTONIC. */
-struct cairn_bench_span {
+struct bench_span {
     double begin, end;
     uint32_t kind, tensor;
 };
 
 /* The steps of some workers: spans [workers][spans_each], kind NONE: not used; rounds [workers], which the
  * steps are of. */
-struct cairn_bench_trace {
-    const struct cairn_bench_span *spans;
+struct bench_trace {
+    const struct bench_span *spans;
     const uint64_t *rounds;
     uint32_t workers, spans_each;
 };
 
 /* Writes the file; of the shards, too, if they are the bench's own. False, and said. */
-bool cairn_bench_timeline_write(const struct cairn_bench_trace *trace, const struct local *local,
-                                const char *path);
+bool bench_timeline_write(const struct bench_trace *trace, const struct local *local,
+                          const char *path);
 /* How much of the time in which a push was under way a backward was, too, of all workers; 0 to 1. */
-double cairn_bench_timeline_overlap(const struct cairn_bench_trace *trace);
+double bench_timeline_overlap(const struct bench_trace *trace);
 /* How much of the time in which a tensor was fetched another one was used, of all workers; 0 to 1. */
-double cairn_bench_timeline_ahead(const struct cairn_bench_trace *trace);
+double bench_timeline_ahead(const struct bench_trace *trace);
 
 /* ==== crew ==== */
 
@@ -96,32 +96,30 @@ double cairn_bench_timeline_ahead(const struct cairn_bench_trace *trace);
 #define CAIRN_BENCH_WORKERS_MAX 64
 #define CAIRN_BENCH_FIGURES     8
 
-struct cairn_bench_order {
+struct bench_order {
     uint32_t word; /* the bench's; never 0 */
     uint32_t count;
 };
 
-struct cairn_bench_report {
+struct bench_report {
     double figures[CAIRN_BENCH_FIGURES]; /* the bench's; figures[0] is above 0 */
 };
 
 /* A worker's end, in its process. */
-struct cairn_bench_worker {
+struct bench_worker {
     uint32_t rank, world;
     int orders_fd, reports_fd;
     const void *plan; /* the bench's */
 };
 /* The next order; false: there is none any more. */
-bool cairn_bench_worker_next(const struct cairn_bench_worker *worker,
-                             struct cairn_bench_order *order_out);
+bool bench_worker_next(const struct bench_worker *worker, struct bench_order *order_out);
 /* Order 0, the first, is "ready": answered so by every worker when it is. */
-bool cairn_bench_worker_report(const struct cairn_bench_worker *worker,
-                               const struct cairn_bench_report *report);
+bool bench_worker_report(const struct bench_worker *worker, const struct bench_report *report);
 
 /* A signal from outside, or a daemon that ended, which is said: the bench is over. Each is told of once. */
-bool cairn_bench_is_interrupted(struct local *local);
+bool bench_is_interrupted(struct local *local);
 
-struct cairn_bench_crew {
+struct bench_crew {
     struct local *local; /* borrowed */
     uint32_t count;
     pid_t pids[CAIRN_BENCH_WORKERS_MAX];
@@ -130,13 +128,13 @@ struct cairn_bench_crew {
 
 /* Starts `count` workers, each of which runs `run` to its exit status, and waits for the first report of
  * each. False, and said: one of them failed; stop is still needed. */
-bool cairn_bench_crew_start(struct cairn_bench_crew *crew, struct local *local, uint32_t count,
-                            int (*run)(const struct cairn_bench_worker *worker), const void *plan);
+bool bench_crew_start(struct bench_crew *crew, struct local *local, uint32_t count,
+                      int (*run)(const struct bench_worker *worker), const void *plan);
 /* All do it at a time. reports_out [count]. False, and said: one failed, a daemon ended or a signal came. */
-bool cairn_bench_crew_do(struct cairn_bench_crew *crew, struct cairn_bench_order order,
-                         struct cairn_bench_report *reports_out);
+bool bench_crew_do(struct bench_crew *crew, struct bench_order order,
+                   struct bench_report *reports_out);
 /* They end: by themselves, or killed after a second. */
-void cairn_bench_crew_stop(struct cairn_bench_crew *crew);
+void bench_crew_stop(struct bench_crew *crew);
 
 /* ==== model ==== */
 
@@ -147,7 +145,7 @@ void cairn_bench_crew_stop(struct cairn_bench_crew *crew);
 #define CAIRN_BENCH_TENSORS_MAX 8192
 #define CAIRN_BENCH_CALL_MS     60000
 
-struct cairn_bench_model {
+struct bench_model {
     char job[64];
     uint32_t tensors;
     uint64_t rows; /* of CAIRN_BENCH_COLUMNS, of each tensor */
@@ -159,32 +157,30 @@ struct cairn_bench_model {
     uint32_t added;     /* micro-batches that each worker adds up, and pushes once; 0: none */
 };
 /* How many elements a tensor has. */
-static inline size_t cairn_bench_model_elems(const struct cairn_bench_model *model)
+static inline size_t bench_model_elems(const struct bench_model *model)
 {
     return (size_t)model->rows * CAIRN_BENCH_COLUMNS;
 }
 
 /* Cuts so many parameters, or some more, into its equal tensors. */
-void cairn_bench_model_cut(struct cairn_bench_model *model, uint64_t params);
+void bench_model_cut(struct bench_model *model, uint64_t params);
 
-struct cairn_bench_member {
+struct bench_member {
     cairn *session;
     cairn_job *job;
     char names[CAIRN_BENCH_TENSORS_MAX][12]; /* [tensors] */
 };
 /* Opens the job in a session that is open, or goes on with it; false, and said. */
-bool cairn_bench_member_join(struct cairn_bench_member *member,
-                             const struct cairn_bench_model *model,
-                             const struct cairn_bench_worker *worker);
+bool bench_member_join(struct bench_member *member, const struct bench_model *model,
+                       const struct bench_worker *worker);
 /* The same, in a session of its own. */
-bool cairn_bench_member_open(struct cairn_bench_member *member,
-                             const struct cairn_bench_model *model,
-                             const struct cairn_bench_worker *worker);
+bool bench_member_open(struct bench_member *member, const struct bench_model *model,
+                       const struct bench_worker *worker);
 /* True for CAIRN_OK; else false, and this thread's error is said. */
-bool cairn_bench_is_ok(cairn_status status);
+bool bench_is_ok(cairn_status status);
 
 /* A way that --path may name (NULL: none); by CAIRN_FABRIC it is told to the library. */
-bool cairn_bench_is_path(const char *name);
+bool bench_is_path(const char *name);
 
 /* ==== card ==== */
 
@@ -193,12 +189,12 @@ bool cairn_bench_is_path(const char *name);
 /* Bytes of the card that nobody has taken now; its device as of cairn_home_open_cuda. A process of its own
  * asks: a context is not inherited by those that a bench forks afterwards, and what it takes itself is the
  * same each time. False, and said on stderr: there is no such card. */
-bool cairn_bench_card_free(const char *device, uint64_t *bytes_out);
+bool bench_card_free(const char *device, uint64_t *bytes_out);
 /* Bytes of host memory that a process has now, what it shares included; 0: there is no such process. */
-uint64_t cairn_bench_process_bytes(pid_t pid);
+uint64_t bench_process_bytes(pid_t pid);
 /* The most that it had since it began, or since forget. */
-uint64_t cairn_bench_process_peak(pid_t pid);
-void cairn_bench_process_peak_forget(pid_t pid);
+uint64_t bench_process_peak(pid_t pid);
+void bench_process_peak_forget(pid_t pid);
 
 /* ==== idle ==== */
 
@@ -209,33 +205,33 @@ void cairn_bench_process_peak_forget(pid_t pid);
 
 /* Processor time of a process so far, in seconds: of all its threads, including those that have
  * ended; below 0: the process is gone. */
-double cairn_bench_used_s(pid_t pid);
+double bench_used_s(pid_t pid);
 /* Lets `seconds` go by and gives the percentage of one core that the busiest daemon has used.
  * Workers that are attached keep still meanwhile. False, and said: a daemon ended, or a signal
  * came. */
-bool cairn_bench_idle(struct local *local, double seconds, double *percent_out);
+bool bench_idle(struct local *local, double seconds, double *percent_out);
 
 /* ==== bench ==== */
 
 #define CAIRN_BENCH_RUNS_MIN 5   /* of subject and reference each, however long they take */
 #define CAIRN_BENCH_RUNS_MAX 501 /* an odd number has a middle */
 
-struct cairn_bench_spread {
+struct bench_spread {
     double median, min, max;
 };
 
-struct cairn_bench_result {
+struct bench_result {
     /* filled in by the bench; borrowed */
     const char *bench;          /* "update" */
     const char *unit;           /* "GB/s", "s": of value and reference */
     const char *reference_name; /* "in-place update of 6 streams" */
     bool less_is_better;        /* of the unit: a time */
-    /* owned: freed by cairn_bench_print */
+    /* owned: freed by bench_print */
     json_t *params; /* an object, or NULL */
     json_t *parts;  /* an object of numbers "update_GB/s": ..., or NULL */
-    /* filled in by cairn_bench_alternate or by the bench. The ratio is of runs that followed each other, and
+    /* filled in by bench_alternate or by the bench. The ratio is of runs that followed each other, and
      * above 1 where the subject is better than the reference, whatever the unit. */
-    struct cairn_bench_spread value, reference, ratio;
+    struct bench_spread value, reference, ratio;
     uint32_t runs;
 };
 
@@ -244,30 +240,30 @@ typedef double (*cairn_bench_fn)(void *context);
 
 /* Calls subject and reference by turns, once each unmeasured, then for `seconds` (0: 5) but at least
  * CAIRN_BENCH_RUNS_MIN times. -1: go on; else the exit status: a run failed. */
-int cairn_bench_alternate(struct cairn_bench_result *result, double seconds, cairn_bench_fn subject,
-                          cairn_bench_fn reference, void *context);
+int bench_alternate(struct bench_result *result, double seconds, cairn_bench_fn subject,
+                    cairn_bench_fn reference, void *context);
 /* Median, least and greatest of values[count], count >= 1; puts them in order. */
-struct cairn_bench_spread cairn_bench_spread_of(double *values, uint32_t count);
+struct bench_spread bench_spread_of(double *values, uint32_t count);
 /* Prints it as ctl asks, releases what it owns, and returns 0. */
-int cairn_bench_print(struct cairn_bench_result *result, const struct ctl *ctl);
+int bench_print(struct bench_result *result, const struct ctl *ctl);
 
 /* Seconds of a clock that does not jump. */
-double cairn_bench_now(void);
+double bench_now(void);
 /* Cores that this process may use, and the memory that is available now. */
-uint32_t cairn_bench_core_count(void);
-uint64_t cairn_bench_memory_bytes(void);
+uint32_t bench_core_count(void);
+uint64_t bench_memory_bytes(void);
 
 /* ---- the benches; each returns the exit status ---- */
-int cairn_bench_update(struct ctl *ctl);
-int cairn_bench_layout(struct ctl *ctl);
-int cairn_bench_latency(struct ctl *ctl);
-int cairn_bench_tensors(struct ctl *ctl);
-int cairn_bench_open(struct ctl *ctl);
-int cairn_bench_fabric(struct ctl *ctl);
-int cairn_bench_step(struct ctl *ctl);
-int cairn_bench_map(struct ctl *ctl);
-int cairn_bench_reshard(struct ctl *ctl);
-int cairn_bench_snapshot(struct ctl *ctl);
+int bench_update(struct ctl *ctl);
+int bench_layout(struct ctl *ctl);
+int bench_latency(struct ctl *ctl);
+int bench_tensors(struct ctl *ctl);
+int bench_open(struct ctl *ctl);
+int bench_fabric(struct ctl *ctl);
+int bench_step(struct ctl *ctl);
+int bench_map(struct ctl *ctl);
+int bench_reshard(struct ctl *ctl);
+int bench_snapshot(struct ctl *ctl);
 
 /* ==== ends ==== */
 
@@ -288,13 +284,13 @@ int cairn_bench_snapshot(struct ctl *ctl);
     ((size_t)64 << 20) /* what is pushed, and what is published, again and again */
 
 /* Bits: work that is left out, to see what it costs. */
-enum cairn_bench_less {
+enum bench_less {
     CAIRN_BENCH_UNCHECKED = 1, /* no checksum is made or compared */
     CAIRN_BENCH_ONE_CHUNK =
         2 /* one chunk again and again instead of the area: what the caches keep */
 };
 
-struct cairn_bench_ends;
+struct bench_ends;
 
 /* ==== reference ==== */
 
@@ -307,12 +303,12 @@ struct cairn_bench_ends;
  * settings, and sleep as it does. (With -E poll it is faster where both have an idle core, and many times
  * slower where they have not. -e: endpoints with the error handling that Cairn's have, without which a dead
  * peer is never noticed; without -e it is 1.4 times as fast, over another lane.) */
-bool cairn_bench_perftest_is_there(void);
-double cairn_bench_perftest(size_t chunk_bytes, uint64_t chunks);
+bool bench_perftest_is_there(void);
+double bench_perftest(size_t chunk_bytes, uint64_t chunks);
 /* write() and read() over loopback, two processes. */
-double cairn_bench_raw_tcp(size_t chunk_bytes, uint64_t chunks);
+double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks);
 /* memcpy of one area to another, each of `area_bytes`. */
-double cairn_bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks);
+double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks);
 
 /* ==== step ==== */
 
@@ -341,22 +337,22 @@ enum {
 enum step_read { STEP_READ_FETCH, STEP_READ_MAP, STEP_READ_UNITS };
 
 struct step_plan {
-    struct cairn_bench_model model;
+    struct bench_model model;
     double backward_seconds; /* 0: all gradients are there at once */
     bool is_traced;
     enum step_read read;
     int card; /* gradients and parameters lie on that one, by cairn_alloc; -1: in host memory */
     const char *device; /* the same, as --device says it; borrowed */
     /* shared with the workers: [workers][STEP_SPANS_EACH(tensors)], [workers]; of the last step */
-    struct cairn_bench_span *spans;
+    struct bench_span *spans;
     uint64_t *rounds;
 };
 
 /* Maps what workers share with the bench, which has filled in the rest. False, and said: no memory. */
-bool cairn_bench_step_plan_share(struct step_plan *plan, uint32_t workers);
-void cairn_bench_step_plan_release(struct step_plan *plan, uint32_t workers);
+bool bench_step_plan_share(struct step_plan *plan, uint32_t workers);
+void bench_step_plan_release(struct step_plan *plan, uint32_t workers);
 
-int cairn_bench_step_work(const struct cairn_bench_worker *worker);
+int bench_step_work(const struct bench_worker *worker);
 
 /* ==== worker ==== */
 
@@ -372,28 +368,28 @@ struct step_asked {
 struct step_worker {
     const struct step_plan *plan;
     uint32_t rank;
-    struct cairn_bench_member member;
-    struct cairn_bench_member added; /* of a batch: the job to which it pushes sums; same session */
-    size_t elems, elem_bytes;        /* of a tensor; of an element on the wire */
-    float *made; /* [tensors * elems]: what backward gives; NULL: `grads` are that */
+    struct bench_member member;
+    struct bench_member added; /* of a batch: the job to which it pushes sums; same session */
+    size_t elems, elem_bytes;  /* of a tensor; of an element on the wire */
+    float *made;               /* [tensors * elems]: what backward gives; NULL: `grads` are that */
     char *grads,
         *params; /* [tensors * elems], of the wire's type; plan->card >= 0: not to be followed */
     struct step_card *card; /* owned: of plan->card; NULL: all is in host memory */
     cairn_op *ops[CAIRN_BENCH_TENSORS_MAX];
     struct cairn_view views[CAIRN_BENCH_TENSORS_MAX];
-    uint32_t lent;                  /* views, by a step that reads all at its end */
-    struct step_asked asked;        /* by one that reads unit by unit */
-    bool is_busy;                   /* the backward of this step computes */
-    double waited;                  /* seconds of this step, for units that were not there */
-    struct cairn_bench_span *spans; /* [STEP_SPANS_EACH] of the plan, from span_count on free */
+    uint32_t lent;            /* views, by a step that reads all at its end */
+    struct step_asked asked;  /* by one that reads unit by unit */
+    bool is_busy;             /* the backward of this step computes */
+    double waited;            /* seconds of this step, for units that were not there */
+    struct bench_span *spans; /* [STEP_SPANS_EACH] of the plan, from span_count on free */
     uint32_t span_count;
     int acks[2]; /* a pipe to the thread that waits for acknowledgements: tensors in order */
     bool acks_ok;
 };
 
 /* A span that ends now; only of a traced step. */
-struct cairn_bench_span *step_add_span(struct step_worker *w, enum cairn_bench_span_kind kind,
-                                       uint32_t tensor, double begin);
+struct bench_span *step_add_span(struct step_worker *w, enum bench_span_kind kind, uint32_t tensor,
+                                 double begin);
 void step_sleep_until(double seconds);
 /* ---- worker.c ---- */
 void step_compute_until(double seconds);
@@ -404,18 +400,18 @@ cairn_status step_push_one(struct step_worker *w, const struct cairn_round *roun
 
 /* The figures of bytes: what came to the library's counts from `before` to `after`. */
 void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
-                      struct cairn_bench_report *report);
+                      struct bench_report *report);
 struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint32_t tensor);
 /* All parameters of that job. */
-cairn_status step_fetch_all(struct step_worker *w, const struct cairn_bench_member *member,
+cairn_status step_fetch_all(struct step_worker *w, const struct bench_member *member,
                             struct cairn_version version);
 
 /* ---- step.c ---- */
 /* The second job, and gradients as the wire has them. False, and said. */
-bool step_batch_open(struct step_worker *w, const struct cairn_bench_worker *worker);
+bool step_batch_open(struct step_worker *w, const struct bench_worker *worker);
 /* A step of all micro-batches, of `member` or of `added`. False, and said. */
-bool step_batch_run(struct step_worker *w, const struct cairn_bench_member *member,
-                    struct cairn_bench_report *report);
+bool step_batch_run(struct step_worker *w, const struct bench_member *member,
+                    struct bench_report *report);
 
 /* ---- card.c ---- */
 /* Memory on the card for gradients and parameters. The gradients are what the parameters of the job are,
@@ -436,8 +432,7 @@ cairn_status step_units_run(struct step_worker *w, const struct cairn_round *rou
 /* Adds to `parts` the medians over all rounds but the first of what a shard's phases took, and of what its
  * device did: launches, bytes copied to it and from it; and the memory that a shard and a worker have now, in
  * bytes. With several shards, or workers, each figure is the greatest. */
-void step_shards_report(const struct local *local, const struct cairn_bench_crew *crew,
-                        json_t *parts);
+void step_shards_report(const struct local *local, const struct bench_crew *crew, json_t *parts);
 
 /* ==== disk ==== */
 
@@ -448,7 +443,7 @@ void step_shards_report(const struct local *local, const struct cairn_bench_crew
 #define CAIRN_BENCH_DISK_BLOCK_BYTES ((size_t)8 << 20)
 #define CAIRN_BENCH_DISK_THREADS     4
 
-struct cairn_bench_disk {
+struct bench_disk {
     struct local *local; /* borrowed; the file is in its folder */
     bool
         is_buffered; /* the file system refuses direct I/O: then through the page cache, and synced */
@@ -458,16 +453,16 @@ struct cairn_bench_disk {
 };
 
 /* GB/s of the file's bytes, which are not in the page cache; as above. The first time it is written. */
-double cairn_bench_disk_read(struct cairn_bench_disk *disk, uint64_t bytes);
+double bench_disk_read(struct bench_disk *disk, uint64_t bytes);
 /* The same of a file that is read and, by the same threads, written to another, until all is on the disk. */
-double cairn_bench_disk_copy(struct cairn_bench_disk *disk, uint64_t bytes);
+double bench_disk_copy(struct bench_disk *disk, uint64_t bytes);
 
 /* ==== saver ==== */
 
 /* A snapshot of the bench's job, asked for or by the job's own rule, or its restore, by a thread of its own,
  * so that the bench may order steps meanwhile, or be interrupted. */
 
-struct cairn_bench_saver {
+struct bench_saver {
     /* the caller's, before begin */
     struct local *local;
     const char *job;
@@ -477,7 +472,7 @@ struct cairn_bench_saver {
     /* of the last one; valid after end */
     char id[CAIRN_SNAPSHOT_ID_BYTES]; /* "": there is none */
     char path[PATH_MAX];              /* its folder */
-    double begin, end;                /* cairn_bench_now: asked or begun, committed or restored */
+    double begin, end;                /* bench_now: asked or begun, committed or restored */
     uint64_t bytes;
     /* the thread's */
     struct ctl ctl;
@@ -487,25 +482,25 @@ struct cairn_bench_saver {
 };
 
 /* False, and said: there is no thread. */
-bool cairn_bench_save_begin(struct cairn_bench_saver *saver);
+bool bench_save_begin(struct bench_saver *saver);
 /* Waits for its end; false: it failed, and has said why, or a signal came. With `gives_up` the daemons are
  * stopped, which ends it. */
-bool cairn_bench_save_end(struct cairn_bench_saver *saver, bool gives_up);
+bool bench_save_end(struct bench_saver *saver, bool gives_up);
 /* Both. Seconds; 0: it failed. */
-double cairn_bench_save(struct cairn_bench_saver *saver);
+double bench_save(struct bench_saver *saver);
 /* Removes the snapshot that was taken last, if there is one. False, and said. */
-bool cairn_bench_save_remove(struct cairn_bench_saver *saver);
+bool bench_save_remove(struct bench_saver *saver);
 /* Drops the job, as if the cluster had lost it; its snapshots stay. False, and said. */
-bool cairn_bench_save_drop_job(struct cairn_bench_saver *saver);
+bool bench_save_drop_job(struct bench_saver *saver);
 /* Drops the bytes that were written for the snapshot from the page cache. */
-void cairn_bench_save_make_cold(const struct cairn_bench_saver *saver);
+void bench_save_make_cold(const struct bench_saver *saver);
 
 /* ==== figures ==== */
 
 /* Computes from the times of steps how much a snapshot slows them down: pure. Times are seconds of
- * cairn_bench_now. */
+ * bench_now. */
 
-struct cairn_bench_interval {
+struct bench_interval {
     double *steps; /* owned by who has the interval: [count], each above 0 */
     uint32_t count, capacity;
     double begin;                        /* when the first step began */
@@ -513,7 +508,7 @@ struct cairn_bench_interval {
     uint64_t shard_bytes[64];            /* the most that shard i had resident; 0: no such shard */
 };
 
-struct cairn_bench_slowdown {
+struct bench_slowdown {
     uint32_t steps;                 /* without, or with, whichever are fewer */
     double mean_without, mean_with; /* of all steps */
     double slowdown;                /* (with - without) / without */
@@ -526,16 +521,16 @@ struct cairn_bench_slowdown {
 
 /* Compares pairs[pair_count] of intervals that followed each other, [0] without and [1] with a
  * snapshot; every interval has steps, whose order stays. False: there is no memory. */
-bool cairn_bench_slowdown_of(const struct cairn_bench_interval (*pairs)[2], uint32_t pair_count,
-                             struct cairn_bench_slowdown *out);
+bool bench_slowdown_of(const struct bench_interval (*pairs)[2], uint32_t pair_count,
+                       struct bench_slowdown *out);
 /* Adds one more step. False: there is no memory. */
-bool cairn_bench_interval_add(struct cairn_bench_interval *interval, double seconds);
+bool bench_interval_add(struct bench_interval *interval, double seconds);
 
 /* ==== torch ==== */
 
 /* Measures how long PyTorch takes to save as many bytes, on the same disk and in the same run. */
 
-struct cairn_bench_torch {
+struct bench_torch {
     double save_s; /* torch.save and fsync of all, by one process; 0: there is no torch */
     double
         stall_s; /* so long async_save of torch.distributed.checkpoint holds its callers up; 0: none */
@@ -546,8 +541,8 @@ struct cairn_bench_torch {
  * median of three; async_save by `workers` processes at a time, each of which has its part (the
  * second time, which finds its memory). python3 is that of PATH, else /usr/bin/python3. If python3
  * or a module is missing, that is said. False: a signal came. */
-bool cairn_bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
-                               struct cairn_bench_torch *out);
+bool bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
+                         struct bench_torch *out);
 
 /* ==== snapshot ==== */
 
@@ -558,15 +553,15 @@ bool cairn_bench_torch_measure(struct local *local, uint64_t elems, uint32_t wor
 
 struct snapshot_bench {
     const struct ctl *ctl;
-    struct local *local;               /* of the part that runs */
-    struct cairn_bench_result *result; /* of the same */
-    json_t *parts;                     /* figures of all parts */
-    double seconds;                    /* of an interval */
+    struct local *local;         /* of the part that runs */
+    struct bench_result *result; /* of the same */
+    json_t *parts;               /* figures of all parts */
+    double seconds;              /* of an interval */
     struct step_plan plan;
     uint32_t workers;
-    struct cairn_bench_crew crew;
-    struct cairn_bench_disk disk;
-    struct cairn_bench_saver saver;
+    struct bench_crew crew;
+    struct bench_disk disk;
+    struct bench_saver saver;
     uint64_t steps; /* that the job has made */
     double stall_s; /* of async_save of the same state; 0: not measured */
 };

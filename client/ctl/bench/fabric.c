@@ -48,7 +48,7 @@ static const struct {
 enum { TURNS = sizeof turns / sizeof *turns };
 
 struct fabric_bench {
-    struct cairn_bench_ends *ends;
+    struct bench_ends *ends;
     size_t chunk_bytes;
     uint64_t chunks; /* of a run, each way */
     const char *path;
@@ -60,12 +60,12 @@ struct fabric_bench {
     double turns[TURNS][CAIRN_BENCH_RUNS_MAX + 1];
 };
 
-static double bench_ends_push(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less);
-static double bench_ends_fetch(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less);
-static double bench_ends_cpu(const struct cairn_bench_ends *ends);
-static const char *bench_ends_describe(const struct cairn_bench_ends *ends);
-static struct cairn_bench_ends *bench_ends_open(const char *path, size_t chunk_bytes);
-static void bench_ends_close(struct cairn_bench_ends *ends);
+static double bench_ends_push(struct bench_ends *ends, uint64_t chunks, unsigned less);
+static double bench_ends_fetch(struct bench_ends *ends, uint64_t chunks, unsigned less);
+static double bench_ends_cpu(const struct bench_ends *ends);
+static const char *bench_ends_describe(const struct bench_ends *ends);
+static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes);
+static void bench_ends_close(struct bench_ends *ends);
 
 static bool run_turns(struct fabric_bench *bench, uint32_t number)
 {
@@ -102,10 +102,10 @@ static double run_reference(void *context)
 {
     const struct fabric_bench *bench = context;
     if (bench->is_mapped)
-        return cairn_bench_memcpy(CAIRN_BENCH_AREA_BYTES, bench->chunk_bytes, bench->chunks);
+        return bench_memcpy(CAIRN_BENCH_AREA_BYTES, bench->chunk_bytes, bench->chunks);
     if (bench->has_perftest) // of more: it calls sent what lies in the sockets
-        return cairn_bench_perftest(bench->chunk_bytes, PERFTEST_RUNS * bench->chunks);
-    return cairn_bench_raw_tcp(bench->chunk_bytes, bench->chunks);
+        return bench_perftest(bench->chunk_bytes, PERFTEST_RUNS * bench->chunks);
+    return bench_raw_tcp(bench->chunk_bytes, bench->chunks);
 }
 
 /* -1: go on; else the exit status. */
@@ -116,56 +116,56 @@ static int judge_fabric(const struct ctl *ctl, struct fabric_bench *bench)
     bench->is_mapped = strcmp(path, "mapped") == 0;
     bench->path = path;
     if (!bench->is_mapped && strcmp(path, "ucx") != 0 && strcmp(path, "one-sided") != 0)
-        return cairn_ctl_usage_fail(ctl, "--path %s: ucx, one-sided and mapped are allowed", path);
+        return ctl_usage_fail(ctl, "--path %s: ucx, one-sided and mapped are allowed", path);
     if (chunk > CHUNK_MAX || chunk % sizeof(float) != 0)
-        return cairn_ctl_usage_fail(ctl, "--chunk %llu: 4 to %llu bytes, in fours, are allowed",
-                                    (unsigned long long)chunk, (unsigned long long)CHUNK_MAX);
+        return ctl_usage_fail(ctl, "--chunk %llu: 4 to %llu bytes, in fours, are allowed",
+                              (unsigned long long)chunk, (unsigned long long)CHUNK_MAX);
     bench->chunk_bytes = (size_t)chunk;
     bench->chunks = RUN_BYTES / chunk;
     if (bench->chunks > 65536) bench->chunks = 65536; // of small ones it is their number that costs
-    bench->has_perftest = !bench->is_mapped && cairn_bench_perftest_is_there();
+    bench->has_perftest = !bench->is_mapped && bench_perftest_is_there();
     return -1;
 }
 
-static void describe(struct fabric_bench *bench, struct cairn_bench_result *result)
+static void describe(struct fabric_bench *bench, struct bench_result *result)
 {
     const uint32_t count = bench->runs - 1; // the first was not measured
-    const double push = cairn_bench_spread_of(bench->pushes + 1, count).median;
-    const double fetch = cairn_bench_spread_of(bench->fetches + 1, count).median;
+    const double push = bench_spread_of(bench->pushes + 1, count).median;
+    const double fetch = bench_spread_of(bench->fetches + 1, count).median;
     result->params = json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", bench->path, "chunk_bytes",
                                (json_int_t)bench->chunk_bytes, "window",
                                (json_int_t)CAIRN_BENCH_WINDOW, "chunks", (json_int_t)bench->chunks,
                                "fabric", bench_ends_describe(bench->ends));
-    result->parts = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f}", "push_GB/s", push, "fetch_GB/s", fetch, "push_ratio",
-        push / result->reference.median, "fetch_ratio", fetch / result->reference.median,
-        "push_cpu_s/GB", cairn_bench_spread_of(bench->push_cpu + 1, count).median, "fetch_cpu_s/GB",
-        cairn_bench_spread_of(bench->fetch_cpu + 1, count).median);
+    result->parts = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "push_GB/s", push, "fetch_GB/s",
+                              fetch, "push_ratio", push / result->reference.median, "fetch_ratio",
+                              fetch / result->reference.median, "push_cpu_s/GB",
+                              bench_spread_of(bench->push_cpu + 1, count).median, "fetch_cpu_s/GB",
+                              bench_spread_of(bench->fetch_cpu + 1, count).median);
     for (int i = 0; i < TURNS && !bench->is_mapped; i++) {
-        const double value = cairn_bench_spread_of(bench->turns[i] + 1, count).median;
+        const double value = bench_spread_of(bench->turns[i] + 1, count).median;
         json_object_set_new(result->parts, turns[i].name, json_real(value));
         json_object_set_new(result->parts, turns[i].ratio_name,
                             json_real(value / result->reference.median));
     }
 }
 
-int cairn_bench_fabric(struct ctl *ctl)
+int bench_fabric(struct ctl *ctl)
 {
     static struct fabric_bench bench;
     int done = judge_fabric(ctl, &bench);
     if (done >= 0) return done;
     bench.ends = bench_ends_open(bench.path, bench.chunk_bytes);
     if (bench.ends == NULL) return 1;
-    struct cairn_bench_result result = {
+    struct bench_result result = {
         .bench = "fabric",
         .unit = "GB/s",
         .reference_name = bench.is_mapped      ? "memcpy"
                           : bench.has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep -e"
                                                : "raw TCP over loopback",
     };
-    done = cairn_bench_alternate(&result, ctl->bench.seconds, run_fabric, run_reference, &bench);
+    done = bench_alternate(&result, ctl->bench.seconds, run_fabric, run_reference, &bench);
     if (done < 0) describe(&bench, &result);
-    if (done < 0) done = cairn_bench_print(&result, ctl);
+    if (done < 0) done = bench_print(&result, ctl);
     bench_ends_close(bench.ends);
     return done;
 }
@@ -186,9 +186,9 @@ static const char *const part_names[FIGURES] = { NULL, "1_map_s", "2_sum_s", "3_
 
 struct map_bench {
     const struct ctl *ctl;
-    struct cairn_bench_result *result;
-    struct cairn_bench_model model;
-    struct cairn_bench_crew crew;
+    struct bench_result *result;
+    struct bench_model model;
+    struct bench_crew crew;
     double parts[FIGURES][CAIRN_BENCH_RUNS_MAX + 1];
     uint32_t part_count; /* the first is of the run that is not measured */
 };
@@ -196,7 +196,7 @@ struct map_bench {
 /* ---- the worker ---- */
 
 struct map_worker {
-    struct cairn_bench_member member;
+    struct bench_member member;
     size_t bytes;    /* of the unit */
     uint8_t *memory; /* [2][bytes]: from and to, of the reference */
     uint64_t sum;    /* of what was read: the loads are for something */
@@ -207,8 +207,7 @@ static bool take_memory(struct map_worker *w)
     w->memory = mmap(NULL, 2 * w->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
                      0);
     if (w->memory == MAP_FAILED) {
-        (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for twice %s",
-                             cairn_ctl_bytes(w->bytes));
+        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for twice %s", ctl_bytes(w->bytes));
         return false;
     }
     madvise(w->memory, 2 * w->bytes, MADV_HUGEPAGE);
@@ -243,19 +242,19 @@ static cairn_status map_once(struct map_worker *w, struct cairn_version version,
     struct cairn_view view = { .struct_size = sizeof view };
     size_t views = 1;
     cairn_op *op;
-    at[0] = cairn_bench_now();
+    at[0] = bench_now();
     cairn_status status = cairn_map(w->member.job, version, w->member.names[0], &view, &views, &op);
     if (status == CAIRN_OK) status = cairn_wait(op, CAIRN_BENCH_CALL_MS);
     if (status != CAIRN_OK) return status;
-    at[1] = cairn_bench_now();
+    at[1] = bench_now();
     w->sum += sum_lines(view.ptr, w->bytes);
-    at[2] = cairn_bench_now();
+    at[2] = bench_now();
     status = cairn_unmap(w->member.job, &view, NULL);
-    at[3] = cairn_bench_now();
+    at[3] = bench_now();
     return status;
 }
 
-static bool run_map(struct map_worker *w, struct cairn_bench_report *report)
+static bool run_map(struct map_worker *w, struct bench_report *report)
 {
     struct cairn_stats before = { .struct_size = sizeof before }, after = before;
     struct cairn_version version;
@@ -264,33 +263,32 @@ static bool run_map(struct map_worker *w, struct cairn_bench_report *report)
     if (status == CAIRN_OK) status = make_version(w, &version);
     if (status == CAIRN_OK) status = map_once(w, version, at);
     if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
-    *report = (struct cairn_bench_report) {
-        .figures = { [FIGURE_ALL] = at[3] - at[0],
-                     [FIGURE_MAP] = at[1] - at[0],
-                     [FIGURE_SUM] = at[2] - at[1],
-                     [FIGURE_UNMAP] = at[3] - at[2],
-                     [FIGURE_LENT] = (double)(after.maps_lent - before.maps_lent) }
-    };
-    return cairn_bench_is_ok(status);
+    *report = (struct bench_report) { .figures = { [FIGURE_ALL] = at[3] - at[0],
+                                                   [FIGURE_MAP] = at[1] - at[0],
+                                                   [FIGURE_SUM] = at[2] - at[1],
+                                                   [FIGURE_UNMAP] = at[3] - at[2],
+                                                   [FIGURE_LENT] = (double)(after.maps_lent -
+                                                                            before.maps_lent) } };
+    return bench_is_ok(status);
 }
 
-static void run_copy(struct map_worker *w, struct cairn_bench_report *report)
+static void run_copy(struct map_worker *w, struct bench_report *report)
 {
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     memcpy(w->memory, w->memory + w->bytes, w->bytes);
     __asm__ volatile("" : : "r"(w->memory) : "memory"); // somebody reads it
-    report->figures[FIGURE_ALL] = cairn_bench_now() - begin;
+    report->figures[FIGURE_ALL] = bench_now() - begin;
 }
 
-static int work(const struct cairn_bench_worker *worker)
+static int work(const struct bench_worker *worker)
 {
     static struct map_worker w;
-    const struct cairn_bench_model *model = worker->plan;
-    struct cairn_bench_order order;
-    struct cairn_bench_report report = { { 0 } };
-    w.bytes = cairn_bench_model_elems(model) * (model->wire == CAIRN_F32 ? 4 : 2);
-    if (!cairn_bench_member_open(&w.member, model, worker) || !take_memory(&w)) return 1;
-    while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order)) {
+    const struct bench_model *model = worker->plan;
+    struct bench_order order;
+    struct bench_report report = { { 0 } };
+    w.bytes = bench_model_elems(model) * (model->wire == CAIRN_F32 ? 4 : 2);
+    if (!bench_member_open(&w.member, model, worker) || !take_memory(&w)) return 1;
+    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order)) {
         if (order.word == ORDER_COPY)
             run_copy(&w, &report);
         else if (!run_map(&w, &report))
@@ -306,16 +304,14 @@ static int work(const struct cairn_bench_worker *worker)
 static double giga_bytes(const struct map_bench *bench, double seconds)
 {
     const double elem_bytes = bench->model.wire == CAIRN_F32 ? 4 : 2;
-    return seconds > 0
-               ? (double)cairn_bench_model_elems(&bench->model) * elem_bytes * 1e-9 / seconds
-               : 0;
+    return seconds > 0 ? (double)bench_model_elems(&bench->model) * elem_bytes * 1e-9 / seconds : 0;
 }
 
 static double order(struct map_bench *bench, uint32_t word)
 {
-    struct cairn_bench_report report;
-    const struct cairn_bench_order order = { word, 1 };
-    if (!cairn_bench_crew_do(&bench->crew, order, &report)) return 0;
+    struct bench_report report;
+    const struct bench_order order = { word, 1 };
+    if (!bench_crew_do(&bench->crew, order, &report)) return 0;
     if (word == ORDER_MAP && bench->part_count <= CAIRN_BENCH_RUNS_MAX) {
         for (int f = 0; f < FIGURES; f++) bench->parts[f][bench->part_count] = report.figures[f];
         bench->part_count++;
@@ -340,7 +336,7 @@ static void add_parts(struct map_bench *bench)
     for (int f = FIGURE_MAP; f < FIGURES; f++)
         json_object_set_new(
             bench->result->parts, part_names[f],
-            json_real(cairn_bench_spread_of(bench->parts[f] + 1, bench->part_count - 1).median));
+            json_real(bench_spread_of(bench->parts[f] + 1, bench->part_count - 1).median));
 }
 
 static int run_there(struct local *local, void *context)
@@ -348,18 +344,17 @@ static int run_there(struct local *local, void *context)
     struct map_bench *bench = context;
     int done = 1;
     if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
-    if (cairn_bench_crew_start(&bench->crew, local, 1, work, &bench->model))
-        done = cairn_bench_alternate(bench->result, bench->ctl->bench.seconds, subject, reference,
-                                     bench);
+    if (bench_crew_start(&bench->crew, local, 1, work, &bench->model))
+        done = bench_alternate(bench->result, bench->ctl->bench.seconds, subject, reference, bench);
     if (done < 0) add_parts(bench);
-    cairn_bench_crew_stop(&bench->crew);
+    bench_crew_stop(&bench->crew);
     return done;
 }
 
 static void make_model(struct map_bench *bench)
 {
     const struct ctl_bench *asked = &bench->ctl->bench;
-    struct cairn_bench_model *model = &bench->model;
+    struct bench_model *model = &bench->model;
     const uint64_t params = asked->params > 0 ? asked->params : PARAMS_DEFAULT;
     model->tensors = 1;
     model->rows = params / CAIRN_BENCH_COLUMNS + (params % CAIRN_BENCH_COLUMNS != 0);
@@ -371,24 +366,22 @@ static void make_model(struct map_bench *bench)
 /* -1: go on. */
 static int judge_map(const struct map_bench *bench)
 {
-    const uint64_t needed = cairn_bench_model_elems(&bench->model) * 36;
-    const uint64_t there = cairn_bench_memory_bytes();
+    const uint64_t needed = bench_model_elems(&bench->model) * 36;
+    const uint64_t there = bench_memory_bytes();
     const char *path = bench->ctl->path;
-    if (!cairn_bench_is_path(path))
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
-                              path);
+    if (!bench_is_path(path))
+        return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed", path);
     if (bench->ctl->endpoint == NULL && needed > there)
-        return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
-                              "it needs %s, and %s are free; give fewer --params",
-                              cairn_ctl_bytes(needed), cairn_ctl_bytes(there));
+        return ctl_fail(CAIRN_ERR_NO_MEMORY, "it needs %s, and %s are free; give fewer --params",
+                        ctl_bytes(needed), ctl_bytes(there));
     return -1;
 }
 
-int cairn_bench_map(struct ctl *ctl)
+int bench_map(struct ctl *ctl)
 {
     static struct map_bench bench;
     static struct local local;
-    struct cairn_bench_result result = {
+    struct bench_result result = {
         .bench = "map",
         .unit = "GB/s",
         .reference_name = "memcpy of the same size",
@@ -398,13 +391,13 @@ int cairn_bench_map(struct ctl *ctl)
     bench.result = &result;
     make_model(&bench);
     int done = judge_map(&bench);
-    if (done < 0) done = cairn_local_run(&local, run_there, &bench);
+    if (done < 0) done = local_run(&local, run_there, &bench);
     if (done >= 0) return done;
     result.params = json_pack(
-        "{s:I, s:I, s:s, s:s}", "params", (json_int_t)cairn_bench_model_elems(&bench.model),
-        "shards", (json_int_t)ctl->shards, "wire", bench.model.wire == CAIRN_F32 ? "f32" : "bf16",
-        "path", ctl->path != NULL ? ctl->path : "auto");
-    return cairn_bench_print(&result, ctl);
+        "{s:I, s:I, s:s, s:s}", "params", (json_int_t)bench_model_elems(&bench.model), "shards",
+        (json_int_t)ctl->shards, "wire", bench.model.wire == CAIRN_F32 ? "f32" : "bf16", "path",
+        ctl->path != NULL ? ctl->path : "auto");
+    return bench_print(&result, ctl);
 }
 
 /* ==== ends ==== */
@@ -449,7 +442,7 @@ struct end {
     uv_timer_t stall; /* ends a run in which nothing comes */
 };
 
-struct cairn_bench_ends {
+struct bench_ends {
     struct end worker;
     pid_t shard;
     int line; /* to the shard's process: addresses, then its end says that we are gone */
@@ -741,13 +734,13 @@ static bool end_open(struct end *end, const char *path, int line)
     };
     cairn_status status = cairn_fabric_open(one_sided ? "ucx" : path, &options, &end->fabric, &why);
     if (status != CAIRN_OK) {
-        cairn_ctl_fail(status, "no fabric of kind %s: %s", path, why.text);
+        ctl_fail(status, "no fabric of kind %s: %s", path, why.text);
         return false;
     }
     if (uv_loop_init(&end->loop) != 0 ||
         cairn_fabric_poll_init(&end->poll, &end->loop, end->fabric, 0) != CAIRN_OK ||
         !make_memory(end) || !exchange(end, line)) {
-        cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory or no way to the other end of the bench");
+        ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory or no way to the other end of the bench");
         return false;
     }
     end->is_mapped = strcmp(cairn_fabric_peer_path(end->peer), "mapped") == 0;
@@ -787,12 +780,12 @@ static void on_stall(uv_timer_t *stall)
 
 /* path: a kind of fabric, or "one-sided": ucx, whose ends read each other's memory.
  * NULL: they could not be opened, and that was said. */
-static struct cairn_bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
+static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
 {
-    struct cairn_bench_ends *ends = calloc(1, sizeof *ends);
+    struct bench_ends *ends = calloc(1, sizeof *ends);
     int line[2];
     if (ends == NULL || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, line) != 0) {
-        cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory or no descriptors for the bench");
+        ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory or no descriptors for the bench");
         free(ends);
         return NULL;
     }
@@ -818,7 +811,7 @@ static struct cairn_bench_ends *bench_ends_open(const char *path, size_t chunk_b
     return NULL;
 }
 
-static void bench_ends_close(struct cairn_bench_ends *ends)
+static void bench_ends_close(struct bench_ends *ends)
 {
     struct end *worker = &ends->worker;
     close(ends->line);
@@ -835,10 +828,10 @@ static void bench_ends_close(struct cairn_bench_ends *ends)
     free(ends); // its maps end with the process, which has no more to do
 }
 
-static double run(struct cairn_bench_ends *ends, uint8_t kind, uint64_t chunks, unsigned less)
+static double run(struct bench_ends *ends, uint8_t kind, uint64_t chunks, unsigned less)
 {
     struct end *worker = &ends->worker;
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     worker->asked = worker->done = 0;
     worker->stalled_at = UINT64_MAX;
     worker->wanted = chunks;
@@ -848,20 +841,20 @@ static double run(struct cairn_bench_ends *ends, uint8_t kind, uint64_t chunks, 
     pump(worker);
     while (worker->done < chunks && !worker->is_lost) uv_run(&worker->loop, UV_RUN_DEFAULT);
     uv_timer_stop(&worker->stall);
-    if (worker->done == chunks && !worker->is_lost) return cairn_bench_now() - begin;
-    cairn_ctl_fail(CAIRN_ERR_CLOSED, "chunk %llu of %llu did not arrive whole",
-                   (unsigned long long)worker->done + 1, (unsigned long long)chunks);
+    if (worker->done == chunks && !worker->is_lost) return bench_now() - begin;
+    ctl_fail(CAIRN_ERR_CLOSED, "chunk %llu of %llu did not arrive whole",
+             (unsigned long long)worker->done + 1, (unsigned long long)chunks);
     return 0;
 }
 
-/* Moves so many chunks, one way or the other, leaving out `less` (enum cairn_bench_less). Returns
+/* Moves so many chunks, one way or the other, leaving out `less` (enum bench_less). Returns
  * the seconds it took; 0: it failed, and that was said. */
-static double bench_ends_push(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less)
+static double bench_ends_push(struct bench_ends *ends, uint64_t chunks, unsigned less)
 {
     return run(ends, CAIRN_CHUNK_PUSH, chunks, less);
 }
 
-static double bench_ends_fetch(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less)
+static double bench_ends_fetch(struct bench_ends *ends, uint64_t chunks, unsigned less)
 {
     return run(ends, CAIRN_CHUNK_FETCH, chunks, less);
 }
@@ -874,7 +867,7 @@ static double seconds_of(clockid_t clock)
 }
 
 /* Seconds of CPU that both processes have used so far. */
-static double bench_ends_cpu(const struct cairn_bench_ends *ends)
+static double bench_ends_cpu(const struct bench_ends *ends)
 {
     clockid_t shard;
     const double ours = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
@@ -882,7 +875,7 @@ static double bench_ends_cpu(const struct cairn_bench_ends *ends)
 }
 
 /* As cairn_fabric_describe; borrowed. */
-static const char *bench_ends_describe(const struct cairn_bench_ends *ends)
+static const char *bench_ends_describe(const struct bench_ends *ends)
 {
     return cairn_fabric_describe(ends->worker.fabric);
 }

@@ -49,7 +49,7 @@ static int listen_at(uint16_t *port)
 
 /* ---- ucx_perftest ---- */
 
-bool cairn_bench_perftest_is_there(void)
+bool bench_perftest_is_there(void)
 {
     char path[4096], *rest = NULL;
     const char *folders = getenv("PATH");
@@ -147,7 +147,7 @@ static double try_pair(char *const *server_line, char *const *client_line)
     return us;
 }
 
-double cairn_bench_perftest(size_t chunk_bytes, uint64_t chunks)
+double bench_perftest(size_t chunk_bytes, uint64_t chunks)
 {
     char port[8], size[24], count[24], warm[8], window[8];
     uint16_t number = 0;
@@ -176,9 +176,8 @@ double cairn_bench_perftest(size_t chunk_bytes, uint64_t chunks)
         has_mpi = us > 0;
     }
     if (us > 0) return (double)chunk_bytes / us * 1e-3;
-    cairn_ctl_fail(CAIRN_ERR_UNREACHABLE,
-                   PROGRAM " gave no figure: does `" PROGRAM " -l -t ucp_am_bw -s %s -n 10` run?",
-                   size);
+    ctl_fail(CAIRN_ERR_UNREACHABLE,
+             PROGRAM " gave no figure: does `" PROGRAM " -l -t ucp_am_bw -s %s -n 10` run?", size);
     return 0;
 }
 
@@ -224,7 +223,7 @@ static bool pour(int fd, size_t chunk_bytes, uint64_t chunks)
     return ok;
 }
 
-double cairn_bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
+double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
 {
     struct sockaddr_in there = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
     uint16_t port = 0;
@@ -238,32 +237,32 @@ double cairn_bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
     const pid_t child = theirs >= 0 ? fork() : -1;
     if (child == 0) _exit((close(ours), swallow(theirs, chunk_bytes, chunks)));
     if (theirs >= 0) close(theirs);
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     ok = child > 0 && pour(ours, chunk_bytes, chunks);
-    const double seconds = cairn_bench_now() - begin;
+    const double seconds = bench_now() - begin;
     if (listener >= 0) close(listener);
     if (ours >= 0) close(ours);
     end_process(child);
     if (ok) return (double)(chunks * chunk_bytes) / seconds * 1e-9;
-    cairn_ctl_fail(CAIRN_ERR_IO, "raw TCP over loopback failed: %s", strerror(errno));
+    ctl_fail(CAIRN_ERR_IO, "raw TCP over loopback failed: %s", strerror(errno));
     return 0;
 }
 
 /* ---- memcpy ---- */
 
-double cairn_bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks)
+double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks)
 {
     static uint8_t *from, *to; // kept: what a fabric measures has been touched before, too
     if (from == NULL) from = make_bytes(area_bytes);
     if (to == NULL) to = make_bytes(area_bytes);
     if (from == NULL || to == NULL) {
-        cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for the copies of the reference");
+        ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for the copies of the reference");
         return 0;
     }
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     for (uint64_t i = 0; i < chunks; i++) {
         const size_t at = i % (area_bytes / chunk_bytes) * chunk_bytes;
         memcpy(to + at, from + at, chunk_bytes);
     }
-    return (double)(chunks * chunk_bytes) / (cairn_bench_now() - begin) * 1e-9;
+    return (double)(chunks * chunk_bytes) / (bench_now() - begin) * 1e-9;
 }

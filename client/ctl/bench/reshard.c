@@ -34,8 +34,8 @@ struct bench_copier {
 
 /* GB/s; 0, and said: there is no memory, or no thread. `is_fresh`: the pages of what is written are made
  * while it is copied. Areas of another size than before are made anew. */
-double cairn_bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh);
-void cairn_bench_copier_release(struct bench_copier *copier);
+double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh);
+void bench_copier_release(struct bench_copier *copier);
 
 /* ==== move ==== */
 
@@ -68,9 +68,9 @@ struct bench_mover {
 };
 
 /* False, and said: there is no thread. */
-bool cairn_bench_move_begin(struct bench_mover *mover);
+bool bench_move_begin(struct bench_mover *mover);
 /* Waits for its end; false, and said: it failed. */
-bool cairn_bench_move_end(struct bench_mover *mover, struct bench_move *move_out);
+bool bench_move_end(struct bench_mover *mover, struct bench_move *move_out);
 
 #define RESHARD_PARAMS_DEFAULT 90000000u /* 1 GiB of state */
 #define TENSORS_DEFAULT        32
@@ -82,10 +82,10 @@ bool cairn_bench_move_end(struct bench_mover *mover, struct bench_move *move_out
 
 struct reshard_bench {
     const struct ctl *ctl;
-    struct cairn_bench_result *result;
+    struct bench_result *result;
     struct local *local;
     struct step_plan plan;
-    struct cairn_bench_crew crew;
+    struct bench_crew crew;
     struct bench_mover mover;
     uint32_t from, to;
     bool is_there;                /* the job is on `to` shards */
@@ -112,7 +112,7 @@ static void prepare_move(struct reshard_bench *b, bool rests)
 
 static bool end_move(struct reshard_bench *b)
 {
-    if (!cairn_bench_move_end(&b->mover, &b->last)) return false;
+    if (!bench_move_end(&b->mover, &b->last)) return false;
     b->is_there = !b->is_there;
     b->moved += b->last.moved_bytes;
     b->least += b->last.least_bytes;
@@ -139,7 +139,7 @@ static double move_at_rest(void *context)
 {
     struct reshard_bench *b = context;
     prepare_move(b, true);
-    if (!cairn_bench_move_begin(&b->mover) || !end_move(b)) return 0;
+    if (!bench_move_begin(&b->mover) || !end_move(b)) return 0;
     add_rest(b);
     return b->last.state_bytes * 1e-9 / b->last.state_s;
 }
@@ -147,8 +147,7 @@ static double move_at_rest(void *context)
 static double copy_reshard(void *context)
 {
     struct reshard_bench *b = context;
-    return cairn_bench_copy(&b->copier, (size_t)b->last.state_bytes, cairn_bench_core_count(),
-                            false);
+    return bench_copy(&b->copier, (size_t)b->last.state_bytes, bench_core_count(), false);
 }
 
 /* The median of some; 0, and said: one failed. */
@@ -156,10 +155,10 @@ static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_
 {
     double values[COPIES];
     for (int i = 0; i < COPIES; i++) {
-        values[i] = cairn_bench_copy(&b->copier, (size_t)b->last.state_bytes, threads, is_fresh);
+        values[i] = bench_copy(&b->copier, (size_t)b->last.state_bytes, threads, is_fresh);
         if (!(values[i] > 0)) return 0;
     }
-    return cairn_bench_spread_of(values, COPIES).median;
+    return bench_spread_of(values, COPIES).median;
 }
 
 /* ---- while it trains ---- */
@@ -167,9 +166,9 @@ static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_
 /* Seconds of a step; 0, and said: it failed. */
 static double train(struct reshard_bench *b, uint32_t word)
 {
-    struct cairn_bench_report report;
-    const struct cairn_bench_order order = { word, 1 };
-    if (!cairn_bench_crew_do(&b->crew, order, &report)) return 0;
+    struct bench_report report;
+    const struct bench_order order = { word, 1 };
+    if (!bench_crew_do(&b->crew, order, &report)) return 0;
     return report.figures[STEP_FIGURE_ALL];
 }
 
@@ -178,7 +177,7 @@ static bool train_before(struct reshard_bench *b, uint32_t word, double *median_
     double values[STEPS_BEFORE];
     for (int i = 0; i < STEPS_BEFORE; i++)
         if (!((values[i] = train(b, word)) > 0)) return false;
-    *median_out = cairn_bench_spread_of(values, STEPS_BEFORE).median;
+    *median_out = bench_spread_of(values, STEPS_BEFORE).median;
     return true;
 }
 
@@ -190,7 +189,7 @@ static bool measure_steps(struct reshard_bench *b, uint32_t word, double *median
     *longest_out = 0;
     if (!train_before(b, word, median_out)) return false;
     prepare_move(b, false);
-    if (!cairn_bench_move_begin(&b->mover)) return false;
+    if (!bench_move_begin(&b->mover)) return false;
     do {
         seconds = train(b, word);
         if (seconds > *longest_out) *longest_out = seconds;
@@ -211,14 +210,14 @@ static double snapshot_and_restore(struct reshard_bench *b)
     ctl.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
     create.job = restore.job = b->plan.model.job;
     create.wait = true;
-    const double begin = cairn_bench_now();
-    if (cairn_ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base, CAIRN_MSG_SNAPSHOT_STATUS,
-                       &made) != CAIRN_OK)
+    const double begin = bench_now();
+    if (ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base, CAIRN_MSG_SNAPSHOT_STATUS, &made) !=
+        CAIRN_OK)
         return 0;
     restore.id = ((const Cairn__SnapshotStatus *)made)->id;
-    const cairn_status called = cairn_ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base,
-                                               CAIRN_MSG_SNAPSHOT_STATUS, &restored);
-    const double seconds = cairn_bench_now() - begin;
+    const cairn_status called = ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base,
+                                         CAIRN_MSG_SNAPSHOT_STATUS, &restored);
+    const double seconds = bench_now() - begin;
     cairn_message_free(made);
     if (called == CAIRN_OK) cairn_message_free(restored);
     return called == CAIRN_OK ? seconds : 0;
@@ -229,7 +228,7 @@ static double torch_save_and_load(const struct reshard_bench *b)
 {
     char command[PATH_MAX + 1024];
     double seconds = 0;
-    const uint64_t elems = b->plan.model.tensors * cairn_bench_model_elems(&b->plan.model);
+    const uint64_t elems = b->plan.model.tensors * bench_model_elems(&b->plan.model);
     snprintf(
         command, sizeof command,
         "python3 -c \"import torch, time, os; p = '%s/torch.pt'; "
@@ -273,7 +272,7 @@ static bool report_copies(struct reshard_bench *b, json_t *parts)
         { "memcpy_by_all_cores_fresh_GB/s", true, true },
     };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        const uint32_t threads = kinds[i].by_all ? cairn_bench_core_count() : 1;
+        const uint32_t threads = kinds[i].by_all ? bench_core_count() : 1;
         const double speed = copy_otherwise(b, threads, kinds[i].is_fresh);
         if (!(speed > 0)) return false;
         json_object_set_new(parts, kinds[i].name, json_real(speed));
@@ -296,8 +295,8 @@ static void report(struct reshard_bench *b, json_t *parts, double snapshot_s, do
 static int measure(struct reshard_bench *b)
 {
     static const uint32_t words[2] = { STEP_ORDER_STEP, STEP_ORDER_BUSY };
-    const int done = cairn_bench_alternate(b->result, b->ctl->bench.seconds, move_at_rest,
-                                           copy_reshard, b);
+    const int done = bench_alternate(b->result, b->ctl->bench.seconds, move_at_rest, copy_reshard,
+                                     b);
     if (done >= 0) return done;
     json_t *parts = b->result->parts = json_object();
     report_rest(b, parts);
@@ -316,19 +315,19 @@ static int run_there(struct local *local, void *context)
     struct reshard_bench *b = context;
     int done = 1;
     b->local = local;
-    if (cairn_bench_crew_start(&b->crew, local, 1, cairn_bench_step_work, &b->plan)) done = -1;
-    for (uint32_t s = b->from; s < b->to && done < 0; s++) done = cairn_local_shard_add(local);
+    if (bench_crew_start(&b->crew, local, 1, bench_step_work, &b->plan)) done = -1;
+    for (uint32_t s = b->from; s < b->to && done < 0; s++) done = local_shard_add(local);
     if (done < 0 && !(train(b, STEP_ORDER_STEP) > 0)) done = 1; // there is a version to move
     if (done < 0) done = measure(b);
-    cairn_bench_crew_stop(&b->crew);
-    cairn_bench_copier_release(&b->copier);
+    bench_crew_stop(&b->crew);
+    bench_copier_release(&b->copier);
     return done;
 }
 
 /* As many as by default, or fewer, and said: memory is short. */
 static uint64_t params_that_fit(void)
 {
-    const uint64_t fit = cairn_bench_memory_bytes() / 10 * 9 / SHARD_BYTES;
+    const uint64_t fit = bench_memory_bytes() / 10 * 9 / SHARD_BYTES;
     if (fit >= RESHARD_PARAMS_DEFAULT) return RESHARD_PARAMS_DEFAULT;
     fprintf(stderr, "memory is short: %llu params instead of %u\n", (unsigned long long)fit,
             RESHARD_PARAMS_DEFAULT);
@@ -338,10 +337,10 @@ static uint64_t params_that_fit(void)
 static void make_model(struct reshard_bench *b)
 {
     const struct ctl_bench *asked = &b->ctl->bench;
-    struct cairn_bench_model *model = &b->plan.model;
+    struct bench_model *model = &b->plan.model;
     const uint64_t params = asked->params > 0 ? asked->params : params_that_fit();
     model->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
-    cairn_bench_model_cut(model, params);
+    bench_model_cut(model, params);
     model->wire = asked->wire != NULL && strcmp(asked->wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
     snprintf(model->job, sizeof model->job, "bench.reshard");
     b->plan.backward_seconds = BACKWARD_S;
@@ -351,36 +350,35 @@ static void make_model(struct reshard_bench *b)
 /* -1: go on. */
 static int judge_reshard(const struct reshard_bench *b)
 {
-    const uint64_t elems = b->plan.model.tensors * cairn_bench_model_elems(&b->plan.model);
-    const uint64_t needed = elems * SHARD_BYTES, there = cairn_bench_memory_bytes();
+    const uint64_t elems = b->plan.model.tensors * bench_model_elems(&b->plan.model);
+    const uint64_t needed = elems * SHARD_BYTES, there = bench_memory_bytes();
     if (b->from == b->to || b->to > CTL_SHARDS_MAX)
-        return cairn_ctl_usage_fail(b->ctl, "--from %u --to %u: two numbers, 1 to %d, are needed",
-                                    b->from, b->to, CTL_SHARDS_MAX);
+        return ctl_usage_fail(b->ctl, "--from %u --to %u: two numbers, 1 to %d, are needed",
+                              b->from, b->to, CTL_SHARDS_MAX);
     if (b->plan.model.tensors > CAIRN_BENCH_TENSORS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
-                              b->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
+        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
+                        b->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
     if (needed > there)
-        return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
-                              "it needs %s, and %s are free; give fewer --params",
-                              cairn_ctl_bytes(needed), cairn_ctl_bytes(there));
+        return ctl_fail(CAIRN_ERR_NO_MEMORY, "it needs %s, and %s are free; give fewer --params",
+                        ctl_bytes(needed), ctl_bytes(there));
     return -1;
 }
 
 static json_t *params_of(const struct reshard_bench *b)
 {
-    const struct cairn_bench_model *model = &b->plan.model;
+    const struct bench_model *model = &b->plan.model;
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f}", "params",
-                     (json_int_t)(model->tensors * cairn_bench_model_elems(model)), "tensors",
+                     (json_int_t)(model->tensors * bench_model_elems(model)), "tensors",
                      (json_int_t)model->tensors, "from", (json_int_t)b->from, "to",
                      (json_int_t)b->to, "threads", (json_int_t)b->ctl->bench.threads, "wire",
                      model->wire == CAIRN_F32 ? "f32" : "bf16", "backward_ms", BACKWARD_S * 1e3);
 }
 
-int cairn_bench_reshard(struct ctl *ctl)
+int bench_reshard(struct ctl *ctl)
 {
     static struct reshard_bench bench;
     static struct local local;
-    struct cairn_bench_result result = {
+    struct bench_result result = {
         .bench = "reshard",
         .unit = "GB/s",
         .reference_name = "memcpy of as many bytes by all cores, to memory written before",
@@ -389,23 +387,22 @@ int cairn_bench_reshard(struct ctl *ctl)
     bench.result = &result;
     bench.from = FROM_DEFAULT;
     int done = -1;
-    if (ctl->from != NULL)
-        done = cairn_ctl_parse_number("from", ctl->from, CTL_SHARDS_MAX, &bench.from);
+    if (ctl->from != NULL) done = ctl_parse_number("from", ctl->from, CTL_SHARDS_MAX, &bench.from);
     bench.to = bench.from + 1;
     if (done < 0 && ctl->to != NULL)
-        done = cairn_ctl_parse_number("to", ctl->to, CTL_SHARDS_MAX, &bench.to);
+        done = ctl_parse_number("to", ctl->to, CTL_SHARDS_MAX, &bench.to);
     if (done >= 0) return done;
     ctl->shards = bench.from;
     local.threads = ctl->bench.threads;
     make_model(&bench);
     done = judge_reshard(&bench);
     if (done >= 0) return done;
-    if (!cairn_bench_step_plan_share(&bench.plan, 1)) return 1;
-    done = cairn_local_run(&local, run_there, &bench);
-    cairn_bench_step_plan_release(&bench.plan, 1);
+    if (!bench_step_plan_share(&bench.plan, 1)) return 1;
+    done = local_run(&local, run_there, &bench);
+    bench_step_plan_release(&bench.plan, 1);
     if (done >= 0) return done;
     result.params = params_of(&bench);
-    return cairn_bench_print(&result, ctl);
+    return bench_print(&result, ctl);
 }
 
 /* ==== copy ==== */
@@ -431,7 +428,7 @@ static void unmap(char *memory, size_t bytes)
     if (memory != NULL) munmap(memory, bytes);
 }
 
-void cairn_bench_copier_release(struct bench_copier *copier)
+void bench_copier_release(struct bench_copier *copier)
 {
     unmap(copier->to, copier->bytes);
     unmap(copier->from, copier->bytes);
@@ -441,7 +438,7 @@ void cairn_bench_copier_release(struct bench_copier *copier)
 static bool make_areas(struct bench_copier *copier, size_t bytes, bool is_fresh)
 {
     if (copier->bytes != bytes) {
-        cairn_bench_copier_release(copier);
+        bench_copier_release(copier);
         copier->bytes = bytes;
         copier->from = map(bytes);
         if (copier->from != NULL) memset(copier->from, 1, bytes);
@@ -455,7 +452,7 @@ static bool make_areas(struct bench_copier *copier, size_t bytes, bool is_fresh)
         if (!is_fresh && copier->to != NULL) memset(copier->to, 1, bytes);
     }
     if (copier->from != NULL && copier->to != NULL) return true;
-    (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory to copy %s", cairn_ctl_bytes(2 * bytes));
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory to copy %s", ctl_bytes(2 * bytes));
     return false;
 }
 
@@ -467,13 +464,13 @@ static void *copy_copy(void *context)
     return NULL;
 }
 
-double cairn_bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh)
+double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh)
 {
     struct part parts[THREADS_MAX];
     uint32_t begun = 0;
     if (!make_areas(copier, bytes, is_fresh)) return 0;
     if (threads > THREADS_MAX) threads = THREADS_MAX;
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     for (; begun < threads; begun++) {
         struct part *part = &parts[begun];
         const size_t at = bytes / threads * begun;
@@ -485,8 +482,8 @@ double cairn_bench_copy(struct bench_copier *copier, size_t bytes, uint32_t thre
         if (pthread_create(&part->thread, NULL, copy_copy, part) != 0) break;
     }
     for (uint32_t i = 0; i < begun; i++) pthread_join(parts[i].thread, NULL);
-    if (begun == threads) return (double)bytes * 1e-9 / (cairn_bench_now() - begin);
-    (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
+    if (begun == threads) return (double)bytes * 1e-9 / (bench_now() - begin);
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
     return 0;
 }
 
@@ -556,22 +553,22 @@ static int plan(const struct layout_bench *bench)
 static double run_plan(void *context)
 {
     struct layout_bench *bench = context;
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     fflush(NULL);
     const pid_t child = fork();
     if (child == 0) _exit(plan(bench));
     struct rusage usage = { 0 };
     int status = 1;
     if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0) {
-        cairn_ctl_fail(CAIRN_ERR_INVALID,
-                       "there is no plan of %llu parameters in %u tensors on %u shards: too many "
-                       "parameters, or too little memory",
-                       (unsigned long long)bench->params, bench->tensors, bench->shards);
+        ctl_fail(CAIRN_ERR_INVALID,
+                 "there is no plan of %llu parameters in %u tensors on %u shards: too many "
+                 "parameters, or too little memory",
+                 (unsigned long long)bench->params, bench->tensors, bench->shards);
         return 0;
     }
     const double rss_bytes = (double)usage.ru_maxrss * 1024;
     if (rss_bytes > bench->rss_bytes) bench->rss_bytes = rss_bytes;
-    return cairn_bench_now() - begin;
+    return bench_now() - begin;
 }
 
 static double bound(void *context)
@@ -580,26 +577,26 @@ static double bound(void *context)
     return BOUND_SECONDS;
 }
 
-int cairn_bench_layout(struct ctl *ctl)
+int bench_layout(struct ctl *ctl)
 {
     struct layout_bench bench = {
         .params = ctl->bench.params > 0 ? ctl->bench.params : LAYOUT_PARAMS_DEFAULT,
         .tensors = ctl->bench.tensors > 0 ? ctl->bench.tensors : 100000,
         .shards = ctl->shards > 0 ? ctl->shards : 10000,
     };
-    struct cairn_bench_result result = {
+    struct bench_result result = {
         .bench = "layout",
         .unit = "s",
         .reference_name = "the bound",
         .less_is_better = true,
     };
-    const int done = cairn_bench_alternate(&result, ctl->bench.seconds, run_plan, bound, &bench);
+    const int done = bench_alternate(&result, ctl->bench.seconds, run_plan, bound, &bench);
     if (done >= 0) return done;
     result.params = json_pack("{s:I, s:I, s:I}", "params", (json_int_t)bench.params, "tensors",
                               (json_int_t)bench.tensors, "shards", (json_int_t)bench.shards);
     result.parts = json_pack("{s:f, s:I}", "rss_bytes", bench.rss_bytes, "rss_bound_bytes",
                              (json_int_t)BOUND_BYTES);
-    return cairn_bench_print(&result, ctl);
+    return bench_print(&result, ctl);
 }
 
 /* ==== move ==== */
@@ -643,8 +640,8 @@ static ProtobufCMessage *ask(struct bench_mover *m, uint32_t op)
     message.add = message.drain = list;
     message.n_add = m->adds ? count : 0;
     message.n_drain = m->adds ? 0 : count;
-    const cairn_status called = cairn_ctl_call(&m->ctl, CAIRN_MSG_RESHARD_ASK, &message.base,
-                                               CAIRN_MSG_RESHARD_TOLD, &reply);
+    const cairn_status called = ctl_call(&m->ctl, CAIRN_MSG_RESHARD_ASK, &message.base,
+                                         CAIRN_MSG_RESHARD_TOLD, &reply);
     return called == CAIRN_OK ? reply : NULL;
 }
 
@@ -654,8 +651,8 @@ static int judge_move(struct bench_mover *m, const Cairn__ReshardTold *told)
     const Cairn__ReshardJob *job = told->n_jobs == 1 ? told->jobs[0] : NULL;
     if (job != NULL && strcmp(job->state, "moving") == 0) return 1;
     if (job == NULL || strcmp(job->state, "done") != 0) {
-        (void)cairn_ctl_fail(CAIRN_ERR_REFUSED, "the move of job %s: %s", m->job,
-                             job != NULL ? job->text : "it is not known");
+        (void)ctl_fail(CAIRN_ERR_REFUSED, "the move of job %s: %s", m->job,
+                       job != NULL ? job->text : "it is not known");
         return -1;
     }
     m->move.moved_bytes = (double)job->moved_bytes;
@@ -710,14 +707,14 @@ static void *run(void *context)
     uint64_t before[1 + CTL_SHARDS_MAX] = { 0 }, after[1 + CTL_SHARDS_MAX] = { 0 };
     int goes_on = m->rests && !await_rest(m) ? -1 : 1;
     look(m->local, before);
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     if (goes_on > 0) goes_on = step(m, CAIRN_RESHARD_APPLY);
     while (goes_on > 0) {
         look(m->local, m->peaks);
         poll(NULL, 0, LOOK_EVERY_MS);
         goes_on = step(m, CAIRN_RESHARD_STATUS);
     }
-    m->move.seconds = cairn_bench_now() - begin;
+    m->move.seconds = bench_now() - begin;
     look(m->local, after);
     m->move.memory = memory_of(m, before, after);
     m->is_ok = goes_on == 0;
@@ -725,7 +722,7 @@ static void *run(void *context)
     return NULL;
 }
 
-bool cairn_bench_move_begin(struct bench_mover *m)
+bool bench_move_begin(struct bench_mover *m)
 {
     m->ctl = *m->local->ctl;
     m->ctl.endpoint = m->local->endpoint;
@@ -733,11 +730,11 @@ bool cairn_bench_move_begin(struct bench_mover *m)
     m->move = (struct bench_move) { 0 };
     atomic_store(&m->is_over, false);
     if (pthread_create(&m->thread, NULL, run, m) == 0) return true;
-    (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
     return false;
 }
 
-bool cairn_bench_move_end(struct bench_mover *m, struct bench_move *move_out)
+bool bench_move_end(struct bench_mover *m, struct bench_move *move_out)
 {
     pthread_join(m->thread, NULL);
     *move_out = m->move;

@@ -14,7 +14,7 @@
 #define SAVER_LOOK_MS 5
 #define LOOK_DUE_MS   20 /* each look reads the store */
 
-static void take_reply(struct cairn_bench_saver *s, const Cairn__SnapshotStatus *reply)
+static void take_reply(struct bench_saver *s, const Cairn__SnapshotStatus *reply)
 {
     snprintf(s->id, sizeof s->id, "%s", reply->id);
     snprintf(s->path, sizeof s->path, "%s", reply->path);
@@ -23,34 +23,34 @@ static void take_reply(struct cairn_bench_saver *s, const Cairn__SnapshotStatus 
 
 /* ---- the job's own ---- */
 
-static cairn_status set_every(struct cairn_bench_saver *s, uint64_t every)
+static cairn_status set_every(struct bench_saver *s, uint64_t every)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     uint64_t revision;
     amend.name = (char *)(uintptr_t)s->job;
     amend.set_snapshots = true;
     amend.snapshot_every = every;
-    return cairn_ctl_amend(&s->ctl, &amend, &revision);
+    return ctl_amend(&s->ctl, &amend, &revision);
 }
 
 /* Notes when it begins. The one before was removed: the first that is listed is it. */
-static cairn_status look(struct cairn_bench_saver *s)
+static cairn_status look(struct bench_saver *s)
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     ProtobufCMessage *reply;
     get.job = (char *)(uintptr_t)s->job;
-    const cairn_status status = cairn_ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
-                                               CAIRN_MSG_SNAPSHOT_LIST, &reply);
+    const cairn_status status = ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
+                                         CAIRN_MSG_SNAPSHOT_LIST, &reply);
     if (status != CAIRN_OK) return status;
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
     const bool is_seen = list->n_running > 0 || list->n_snapshots > 0;
-    if (is_seen && !(s->begin > 0)) s->begin = cairn_bench_now();
+    if (is_seen && !(s->begin > 0)) s->begin = bench_now();
     if (list->n_snapshots > 0) take_reply(s, list->snapshots[0]);
     cairn_message_free(reply);
     return CAIRN_OK;
 }
 
-static cairn_status await_due(struct cairn_bench_saver *s)
+static cairn_status await_due(struct bench_saver *s)
 {
     s->begin = 0;
     cairn_status status = set_every(s, s->every);
@@ -58,13 +58,13 @@ static cairn_status await_due(struct cairn_bench_saver *s)
         poll(NULL, 0, LOOK_DUE_MS);
         status = look(s);
     }
-    s->end = cairn_bench_now();
+    s->end = bench_now();
     return status == CAIRN_OK ? set_every(s, 0) : status;
 }
 
 /* ---- the thread ---- */
 
-static cairn_status ask(struct cairn_bench_saver *s)
+static cairn_status ask(struct bench_saver *s)
 {
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
@@ -72,14 +72,13 @@ static cairn_status ask(struct cairn_bench_saver *s)
     create.job = restore.job = (char *)(uintptr_t)s->job;
     create.wait = true;
     restore.id = s->id;
-    s->begin = cairn_bench_now();
-    const cairn_status called = s->restores ? cairn_ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_RESTORE,
-                                                             &restore.base,
-                                                             CAIRN_MSG_SNAPSHOT_STATUS, &reply)
-                                            : cairn_ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_CREATE,
-                                                             &create.base,
-                                                             CAIRN_MSG_SNAPSHOT_STATUS, &reply);
-    s->end = cairn_bench_now();
+    s->begin = bench_now();
+    const cairn_status called = s->restores
+                                    ? ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base,
+                                               CAIRN_MSG_SNAPSHOT_STATUS, &reply)
+                                    : ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base,
+                                               CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    s->end = bench_now();
     if (called != CAIRN_OK) return called;
     if (!s->restores) take_reply(s, (const Cairn__SnapshotStatus *)reply);
     cairn_message_free(reply);
@@ -88,47 +87,47 @@ static cairn_status ask(struct cairn_bench_saver *s)
 
 static void *run_saver(void *context)
 {
-    struct cairn_bench_saver *s = context;
+    struct bench_saver *s = context;
     s->is_ok = (s->every > 0 && !s->restores ? await_due(s) : ask(s)) == CAIRN_OK;
     atomic_store(&s->is_over, true);
     return NULL;
 }
 
-static void prepare_call(struct cairn_bench_saver *s)
+static void prepare_call(struct bench_saver *s)
 {
     s->ctl = *s->local->ctl;
     s->ctl.endpoint = s->local->endpoint;
     s->ctl.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
 }
 
-bool cairn_bench_save_begin(struct cairn_bench_saver *s)
+bool bench_save_begin(struct bench_saver *s)
 {
     prepare_call(s);
     s->is_ok = false;
     atomic_store(&s->is_over, false);
     if (pthread_create(&s->thread, NULL, run_saver, s) == 0) return true;
-    (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
     return false;
 }
 
-bool cairn_bench_save_end(struct cairn_bench_saver *s, bool gives_up)
+bool bench_save_end(struct bench_saver *s, bool gives_up)
 {
     while (!gives_up && !atomic_load(&s->is_over)) {
-        gives_up = cairn_bench_is_interrupted(s->local);
+        gives_up = bench_is_interrupted(s->local);
         poll(NULL, 0, SAVER_LOOK_MS);
     }
-    if (gives_up) cairn_local_daemons_stop(s->local);
+    if (gives_up) local_daemons_stop(s->local);
     pthread_join(s->thread, NULL);
     return s->is_ok && !gives_up;
 }
 
-double cairn_bench_save(struct cairn_bench_saver *s)
+double bench_save(struct bench_saver *s)
 {
-    if (!cairn_bench_save_begin(s) || !cairn_bench_save_end(s, false)) return 0;
+    if (!bench_save_begin(s) || !bench_save_end(s, false)) return 0;
     return s->end - s->begin;
 }
 
-bool cairn_bench_save_remove(struct cairn_bench_saver *s)
+bool bench_save_remove(struct bench_saver *s)
 {
     Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
     ProtobufCMessage *reply;
@@ -137,23 +136,23 @@ bool cairn_bench_save_remove(struct cairn_bench_saver *s)
     remove.job = (char *)(uintptr_t)s->job;
     remove.id = s->id;
     remove.force = true; // it is the only one that there is
-    if (cairn_ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base, CAIRN_MSG_SNAPSHOT_REMOVED,
-                       &reply) != CAIRN_OK)
+    if (ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base, CAIRN_MSG_SNAPSHOT_REMOVED,
+                 &reply) != CAIRN_OK)
         return false;
     cairn_message_free(reply);
     s->id[0] = '\0';
     return true;
 }
 
-bool cairn_bench_save_drop_job(struct cairn_bench_saver *s)
+bool bench_save_drop_job(struct bench_saver *s)
 {
     Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
     ProtobufCMessage *reply;
     prepare_call(s);
     remove.name = (char *)(uintptr_t)s->job;
     remove.force = true;
-    if (cairn_ctl_call(&s->ctl, CAIRN_MSG_JOB_REMOVE, &remove.base, CAIRN_MSG_JOB_REMOVED,
-                       &reply) != CAIRN_OK)
+    if (ctl_call(&s->ctl, CAIRN_MSG_JOB_REMOVE, &remove.base, CAIRN_MSG_JOB_REMOVED, &reply) !=
+        CAIRN_OK)
         return false;
     cairn_message_free(reply);
     return true;
@@ -170,7 +169,7 @@ static int make_cold(const char *path, const struct stat *st, int type, struct F
     return 0;
 }
 
-void cairn_bench_save_make_cold(const struct cairn_bench_saver *s)
+void bench_save_make_cold(const struct bench_saver *s)
 {
     nftw(s->path, make_cold, 16, FTW_PHYS);
 }
@@ -228,7 +227,7 @@ static struct snake start(struct local *local, const char *python, const char *s
     char number[16];
     if (pipe2(ends, O_CLOEXEC) != 0) return snake;
     snprintf(number, sizeof number, "%u", rank);
-    snake.pid = cairn_local_fork(local);
+    snake.pid = local_fork(local);
     if (snake.pid == 0) {
         const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
         dup2(nothing, STDIN_FILENO), dup2(ends[1], STDOUT_FILENO), dup2(nothing, STDERR_FILENO);
@@ -249,7 +248,7 @@ static int await_torch(struct local *local, const struct snake *snake, double nu
     size_t have = 0;
     for (;;) {
         if (poll(&wait, 1, TORCH_LOOK_MS) <= 0) {
-            if (cairn_bench_is_interrupted(local)) return -1;
+            if (bench_is_interrupted(local)) return -1;
             continue;
         }
         const ssize_t got = read(snake->fd, text + have, sizeof text - 1 - have);
@@ -302,11 +301,11 @@ static int bench_torch_run(struct local *local, const char *script, uint64_t ele
                          : run_torch(local, "/usr/bin/python3", script, elems, count, numbers_out);
 }
 
-bool cairn_bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
-                               struct cairn_bench_torch *out)
+bool bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
+                         struct bench_torch *out)
 {
     double numbers[2];
-    *out = (struct cairn_bench_torch) { .save_s = 0 };
+    *out = (struct bench_torch) { .save_s = 0 };
     int is_there = bench_torch_run(local, save_script, elems, 1, numbers);
     if (is_there < 0) return false;
     if (is_there > 0) out->save_s = numbers[0];
@@ -353,7 +352,7 @@ static bool await_export(const struct snapshot_bench *b, pid_t pid)
     for (;;) {
         const pid_t ended = waitpid(pid, &status, gives_up ? 0 : WNOHANG);
         if (ended == pid || (ended < 0 && errno != EINTR)) break;
-        gives_up = gives_up || cairn_bench_is_interrupted(b->local);
+        gives_up = gives_up || bench_is_interrupted(b->local);
         if (gives_up) kill(pid, SIGINT); // it removes what it has begun
         poll(NULL, 0, EXPORT_LOOK_MS);
     }
@@ -366,12 +365,12 @@ static double export_once(void *context)
     struct snapshot_bench *b = context;
     char to[PATH_MAX + 16];
     snprintf(to, sizeof to, "%s/export", b->local->folder);
-    cairn_bench_save_make_cold(&b->saver);
-    const double begin = cairn_bench_now();
-    const pid_t pid = cairn_local_fork(b->local);
+    bench_save_make_cold(&b->saver);
+    const double begin = bench_now();
+    const pid_t pid = local_fork(b->local);
     if (pid == 0) become(b, to);
     const bool is_ok = pid > 0 && await_export(b, pid);
-    const double seconds = cairn_bench_now() - begin;
+    const double seconds = bench_now() - begin;
     nftw(to, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return is_ok ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
@@ -379,16 +378,16 @@ static double export_once(void *context)
 static double copy_raw(void *context)
 {
     struct snapshot_bench *b = context;
-    return cairn_bench_disk_copy(&b->disk, snapshot_bytes(b));
+    return bench_disk_copy(&b->disk, snapshot_bytes(b));
 }
 
 /* No export is faster than the disk reads and writes as many bytes: so much it does of that. */
 int snapshot_export(struct snapshot_bench *b)
 {
-    struct cairn_bench_result copy = { .bench = NULL };
+    struct bench_result copy = { .bench = NULL };
     if (!snapshot_make(b)) return 1;
-    int done = cairn_bench_alternate(b->result, 0.001, export_once, snapshot_write_raw, b);
-    if (done < 0) done = cairn_bench_alternate(&copy, 0.001, export_once, copy_raw, b);
+    int done = bench_alternate(b->result, 0.001, export_once, snapshot_write_raw, b);
+    if (done < 0) done = bench_alternate(&copy, 0.001, export_once, copy_raw, b);
     if (done >= 0) return done;
     snapshot_set(b, "export_disk_copy_GB/s", copy.reference.median);
     snapshot_set(b, "export_over_disk_copy", copy.ratio.median);
@@ -432,16 +431,16 @@ static double import_once(void *context)
     double numbers[2]; // seconds, bytes
     const int ran = bench_torch_run(b->local, import_script, snapshot_elems(b), 1, numbers);
     if (ran == 0)
-        (void)cairn_ctl_fail(CAIRN_ERR_IO, "cairn.import_checkpoint failed, of %s in %s",
-                             cairn_ctl_bytes(snapshot_bytes(b)), b->local->folder);
+        (void)ctl_fail(CAIRN_ERR_IO, "cairn.import_checkpoint failed, of %s in %s",
+                       ctl_bytes(snapshot_bytes(b)), b->local->folder);
     if (ran <= 0) return 0;
-    return cairn_bench_save_drop_job(&b->saver) ? numbers[1] * 1e-9 / numbers[0] : 0;
+    return bench_save_drop_job(&b->saver) ? numbers[1] * 1e-9 / numbers[0] : 0;
 }
 
 static double read_raw(void *context)
 {
     struct snapshot_bench *b = context;
-    return cairn_bench_disk_read(&b->disk, snapshot_bytes(b));
+    return bench_disk_read(&b->disk, snapshot_bytes(b));
 }
 
 int snapshot_import(struct snapshot_bench *b)
@@ -449,11 +448,11 @@ int snapshot_import(struct snapshot_bench *b)
     static const char import_test[] = "import torch, cairn\nprint(1, 1, flush=True)\n";
     double numbers[2];
     const int is_there = bench_torch_run(b->local, import_test, 0, 1, numbers);
-    if (is_there > 0) return cairn_bench_alternate(b->result, 0.001, import_once, read_raw, b);
+    if (is_there > 0) return bench_alternate(b->result, 0.001, import_once, read_raw, b);
     if (is_there < 0) return 1;
     if (b->ctl->bench.only != NULL)
-        return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND,
-                              "no python3 has torch and cairn; PYTHONPATH says where they are");
+        return ctl_fail(CAIRN_ERR_NOT_FOUND,
+                        "no python3 has torch and cairn; PYTHONPATH says where they are");
     fprintf(stderr, "skip: import: no python3 has torch and cairn\n");
     return -1;
 }

@@ -50,11 +50,11 @@ static const struct part {
 
 /* ---- what the parts share ---- */
 
-static void bench_disk_close(struct cairn_bench_disk *disk);
+static void bench_disk_close(struct bench_disk *disk);
 
 uint64_t snapshot_elems(const struct snapshot_bench *b)
 {
-    return b->plan.model.tensors * (uint64_t)cairn_bench_model_elems(&b->plan.model);
+    return b->plan.model.tensors * (uint64_t)bench_model_elems(&b->plan.model);
 }
 
 uint64_t snapshot_bytes(const struct snapshot_bench *b)
@@ -69,10 +69,10 @@ void snapshot_set(struct snapshot_bench *b, const char *name, double value)
 
 double snapshot_step(struct snapshot_bench *b, uint32_t word)
 {
-    struct cairn_bench_report reports[CAIRN_BENCH_WORKERS_MAX];
-    const struct cairn_bench_order order = { word, 1 };
+    struct bench_report reports[CAIRN_BENCH_WORKERS_MAX];
+    const struct bench_order order = { word, 1 };
     double slowest = 0;
-    if (!cairn_bench_crew_do(&b->crew, order, reports)) return 0;
+    if (!bench_crew_do(&b->crew, order, reports)) return 0;
     b->steps++;
     for (uint32_t i = 0; i < b->workers; i++)
         if (reports[i].figures[STEP_FIGURE_ALL] > slowest)
@@ -82,8 +82,7 @@ double snapshot_step(struct snapshot_bench *b, uint32_t word)
 
 bool snapshot_crew_start(struct snapshot_bench *b)
 {
-    return cairn_bench_crew_start(&b->crew, b->local, b->workers, cairn_bench_step_work,
-                                  &b->plan) &&
+    return bench_crew_start(&b->crew, b->local, b->workers, bench_step_work, &b->plan) &&
            snapshot_step(b, STEP_ORDER_STEP) > 0;
 }
 
@@ -92,14 +91,14 @@ bool snapshot_crew_start(struct snapshot_bench *b)
 static void make_model(struct snapshot_bench *b, const struct part *part)
 {
     const struct ctl_bench *asked = &b->ctl->bench;
-    struct cairn_bench_model *model = &b->plan.model;
+    struct bench_model *model = &b->plan.model;
     b->workers = asked->workers > 0 ? asked->workers : part->workers;
     b->plan.backward_seconds = b->seconds < 10 * BACKWARD_S ? b->seconds / 10 : BACKWARD_S;
     b->plan.card = -1;
     model->wire = CAIRN_BF16;
     model->durable_s = DURABLE_S;
     model->tensors = asked->tensors > 0 ? asked->tensors : SNAPSHOT_TENSORS_DEFAULT;
-    cairn_bench_model_cut(model, asked->params > 0 ? asked->params : part->params);
+    bench_model_cut(model, asked->params > 0 ? asked->params : part->params);
     snprintf(model->job, sizeof model->job, "bench.snapshot");
 }
 
@@ -107,19 +106,18 @@ static void make_model(struct snapshot_bench *b, const struct part *part)
 static int judge_room(const struct snapshot_bench *b)
 {
     struct statvfs fs;
-    const uint64_t elems = snapshot_elems(b), memory = cairn_bench_memory_bytes();
+    const uint64_t elems = snapshot_elems(b), memory = bench_memory_bytes();
     const uint64_t needed = elems * (SHARD_BYTES + STAGING_BYTES + b->workers * WORKER_BYTES);
     const uint64_t on_disk = (uint64_t)((double)snapshot_bytes(b) * ON_DISK);
     if (needed > memory)
-        return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
-                              "it needs %s of memory, and %s are free; give fewer --params",
-                              cairn_ctl_bytes(needed), cairn_ctl_bytes(memory));
+        return ctl_fail(CAIRN_ERR_NO_MEMORY,
+                        "it needs %s of memory, and %s are free; give fewer --params",
+                        ctl_bytes(needed), ctl_bytes(memory));
     if (statvfs(b->ctl->bench.folder, &fs) != 0 || (uint64_t)fs.f_bavail * fs.f_frsize >= on_disk)
         return -1;
-    return cairn_ctl_fail(CAIRN_ERR_NO_SPACE,
-                          "it needs %s in %s, and %s are free; give fewer --params",
-                          cairn_ctl_bytes(on_disk), b->ctl->bench.folder,
-                          cairn_ctl_bytes((uint64_t)fs.f_bavail * fs.f_frsize));
+    return ctl_fail(CAIRN_ERR_NO_SPACE, "it needs %s in %s, and %s are free; give fewer --params",
+                    ctl_bytes(on_disk), b->ctl->bench.folder,
+                    ctl_bytes((uint64_t)fs.f_bavail * fs.f_frsize));
 }
 
 static const struct part *running; /* what run_there runs */
@@ -145,9 +143,9 @@ static int run_part(struct snapshot_bench *b, const struct part *part)
     make_model(b, part);
     int done = part->params > 0 ? judge_room(b) : -1;
     if (done >= 0) return done;
-    if (!cairn_bench_step_plan_share(&b->plan, b->workers)) return 1;
-    done = cairn_local_run(&local, run_there, b);
-    cairn_bench_step_plan_release(&b->plan, b->workers);
+    if (!bench_step_plan_share(&b->plan, b->workers)) return 1;
+    done = local_run(&local, run_there, b);
+    bench_step_plan_release(&b->plan, b->workers);
     return done;
 }
 
@@ -175,22 +173,22 @@ static int judge(struct ctl *ctl)
     for (size_t i = 0; i < PART_COUNT && !is_known; i++)
         is_known = strcmp(parts[i].name, only) == 0;
     if (!is_known)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--only %s: write, read, interval, export, import and manifest are "
-                              "allowed",
-                              only);
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "--only %s: write, read, interval, export, import and manifest are "
+                        "allowed",
+                        only);
     if (ctl->bench.folder == NULL)
-        return cairn_ctl_usage_fail(ctl, "--dir FOLDER is needed: whose disk is to be measured");
+        return ctl_usage_fail(ctl, "--dir FOLDER is needed: whose disk is to be measured");
     if (statvfs(ctl->bench.folder, &fs) != 0)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--dir %s: it is no folder that can be read",
-                              ctl->bench.folder);
+        return ctl_fail(CAIRN_ERR_INVALID, "--dir %s: it is no folder that can be read",
+                        ctl->bench.folder);
     if (ctl->bench.workers > CAIRN_BENCH_WORKERS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed",
-                              ctl->bench.workers, CAIRN_BENCH_WORKERS_MAX);
+        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", ctl->bench.workers,
+                        CAIRN_BENCH_WORKERS_MAX);
     if (ctl->bench.tensors > CAIRN_BENCH_TENSORS_MAX &&
         (only == NULL || strcmp(only, "manifest") != 0))
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
-                              ctl->bench.tensors, CAIRN_BENCH_TENSORS_MAX);
+        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed", ctl->bench.tensors,
+                        CAIRN_BENCH_TENSORS_MAX);
     return -1;
 }
 
@@ -203,15 +201,15 @@ static json_t *params_of(const struct snapshot_bench *b)
 }
 
 /* `result` is what the first part says; the others are among its parts. */
-static int run_parts(struct snapshot_bench *b, struct cairn_bench_result *result)
+static int run_parts(struct snapshot_bench *b, struct bench_result *result)
 {
     const char *only = b->ctl->bench.only;
     for (size_t i = 0; i < PART_COUNT; i++) {
         const struct part *part = &parts[i];
-        struct cairn_bench_result own = { .bench = only != NULL ? NULL : "snapshot",
-                                          .unit = part->unit,
-                                          .reference_name = part->reference_name,
-                                          .less_is_better = part->less_is_better };
+        struct bench_result own = { .bench = only != NULL ? NULL : "snapshot",
+                                    .unit = part->unit,
+                                    .reference_name = part->reference_name,
+                                    .less_is_better = part->less_is_better };
         if (only != NULL && strcmp(only, part->name) != 0) continue;
         b->result = &own;
         const int done = run_part(b, part);
@@ -224,10 +222,10 @@ static int run_parts(struct snapshot_bench *b, struct cairn_bench_result *result
     return -1;
 }
 
-int cairn_bench_snapshot(struct ctl *ctl)
+int bench_snapshot(struct ctl *ctl)
 {
     static struct snapshot_bench bench;
-    struct cairn_bench_result result = { .params = NULL };
+    struct bench_result result = { .params = NULL };
     char name[32] = "snapshot";
     int done = judge(ctl);
     if (done >= 0) return done;
@@ -245,7 +243,7 @@ int cairn_bench_snapshot(struct ctl *ctl)
     if (ctl->bench.only != NULL) snprintf(name, sizeof name, "snapshot.%s", ctl->bench.only);
     result.bench = name;
     result.parts = bench.parts;
-    return cairn_bench_print(&result, ctl);
+    return bench_print(&result, ctl);
 }
 
 /* ==== disk ==== */
@@ -299,35 +297,34 @@ static void *run(void *context)
 }
 
 /* All blocks, and fsync of what was written. Seconds; 0, and said. */
-static double make_pass(struct cairn_bench_disk *disk, int from, int to, uint64_t bytes)
+static double make_pass(struct bench_disk *disk, int from, int to, uint64_t bytes)
 {
     struct pass pass = { .from = from, .to = to, .bytes = bytes };
     pthread_t threads[CAIRN_BENCH_DISK_THREADS];
     int begun = 0;
     atomic_store(&pass.left, CAIRN_BENCH_DISK_THREADS);
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     while (begun < CAIRN_BENCH_DISK_THREADS &&
            pthread_create(&threads[begun], NULL, run, &pass) == 0)
         begun++;
     atomic_fetch_sub(&pass.left, CAIRN_BENCH_DISK_THREADS - begun);
     while (atomic_load(&pass.left) > 0) {
-        if (cairn_bench_is_interrupted(disk->local)) atomic_store(&pass.gives_up, true);
+        if (bench_is_interrupted(disk->local)) atomic_store(&pass.gives_up, true);
         poll(NULL, 0, LOOK_MS);
     }
     for (int i = 0; i < begun; i++) pthread_join(threads[i], NULL);
     int error = begun == 0 ? EAGAIN : atomic_load(&pass.error);
     if (error == 0 && to >= 0 && fsync(to) != 0) error = errno;
-    const double seconds = cairn_bench_now() - begin;
+    const double seconds = bench_now() - begin;
     if (error == 0 && !atomic_load(&pass.gives_up)) return seconds;
     if (error != 0)
-        (void)cairn_ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s",
-                             cairn_ctl_bytes(bytes), disk->local->folder,
-                             to >= 0 ? "written" : "read", strerror(error));
+        (void)ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s", ctl_bytes(bytes),
+                       disk->local->folder, to >= 0 ? "written" : "read", strerror(error));
     return 0;
 }
 
 /* A file without a name. -1, and said. */
-static int open_file(struct cairn_bench_disk *disk)
+static int open_file(struct bench_disk *disk)
 {
     int fd = -1;
     for (int flags = disk->is_buffered ? 0 : O_DIRECT; fd < 0; flags = 0) {
@@ -344,8 +341,8 @@ static int open_file(struct cairn_bench_disk *disk)
         disk->is_buffered = true;
     }
     if (fd < 0)
-        (void)cairn_ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", disk->local->folder,
-                             strerror(errno));
+        (void)ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", disk->local->folder,
+                       strerror(errno));
     return fd;
 }
 
@@ -356,7 +353,7 @@ static uint64_t whole_blocks(uint64_t bytes)
 }
 
 /* GB/s until all is on the disk; 0, and said: it failed, or a signal came. */
-static double bench_disk_write(struct cairn_bench_disk *disk, uint64_t bytes)
+static double bench_disk_write(struct bench_disk *disk, uint64_t bytes)
 {
     const int fd = open_file(disk);
     if (fd < 0) return 0;
@@ -367,7 +364,7 @@ static double bench_disk_write(struct cairn_bench_disk *disk, uint64_t bytes)
 }
 
 /* The file that is read, of whole blocks. False, and said. */
-static bool have_file(struct cairn_bench_disk *disk, uint64_t bytes)
+static bool have_file(struct bench_disk *disk, uint64_t bytes)
 {
     if (disk->bytes != bytes) bench_disk_close(disk);
     if (disk->fd == 0) {
@@ -381,7 +378,7 @@ static bool have_file(struct cairn_bench_disk *disk, uint64_t bytes)
     return true;
 }
 
-double cairn_bench_disk_read(struct cairn_bench_disk *disk, uint64_t bytes)
+double bench_disk_read(struct bench_disk *disk, uint64_t bytes)
 {
     bytes = whole_blocks(bytes);
     if (!have_file(disk, bytes)) return 0;
@@ -389,7 +386,7 @@ double cairn_bench_disk_read(struct cairn_bench_disk *disk, uint64_t bytes)
     return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
 }
 
-double cairn_bench_disk_copy(struct cairn_bench_disk *disk, uint64_t bytes)
+double bench_disk_copy(struct bench_disk *disk, uint64_t bytes)
 {
     bytes = whole_blocks(bytes);
     const int fd = have_file(disk, bytes) ? open_file(disk) : -1;
@@ -399,7 +396,7 @@ double cairn_bench_disk_copy(struct cairn_bench_disk *disk, uint64_t bytes)
     return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
 }
 
-static void bench_disk_close(struct cairn_bench_disk *disk)
+static void bench_disk_close(struct bench_disk *disk)
 {
     if (disk->fd > 0) close(disk->fd);
     disk->fd = 0;
@@ -416,8 +413,8 @@ static void bench_disk_close(struct cairn_bench_disk *disk)
 static double write_once(void *context)
 {
     struct snapshot_bench *b = context;
-    if (!cairn_bench_save_remove(&b->saver)) return 0;
-    const double seconds = cairn_bench_save(&b->saver);
+    if (!bench_save_remove(&b->saver)) return 0;
+    const double seconds = bench_save(&b->saver);
     return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
 
@@ -431,14 +428,14 @@ double snapshot_write_raw(void *context)
 static bool make_job(struct snapshot_bench *b)
 {
     const bool is_made = snapshot_crew_start(b);
-    cairn_bench_crew_stop(&b->crew);
+    bench_crew_stop(&b->crew);
     return is_made;
 }
 
 static int add_torch(struct snapshot_bench *b)
 {
-    struct cairn_bench_torch torch;
-    if (!cairn_bench_torch_measure(b->local, snapshot_elems(b), b->workers, &torch)) return 1;
+    struct bench_torch torch;
+    if (!bench_torch_measure(b->local, snapshot_elems(b), b->workers, &torch)) return 1;
     if (torch.save_s > 0) {
         const double speed = (double)snapshot_bytes(b) * 1e-9 / torch.save_s;
         snapshot_set(b, "torch_save_GB/s", speed);
@@ -451,13 +448,13 @@ static int add_torch(struct snapshot_bench *b)
 
 bool snapshot_make(struct snapshot_bench *b)
 {
-    return b->saver.id[0] != '\0' || (make_job(b) && cairn_bench_save(&b->saver) > 0);
+    return b->saver.id[0] != '\0' || (make_job(b) && bench_save(&b->saver) > 0);
 }
 
 int snapshot_write(struct snapshot_bench *b)
 {
     if (!make_job(b)) return 1;
-    const int done = cairn_bench_alternate(b->result, 0.001, write_once, snapshot_write_raw, b);
+    const int done = bench_alternate(b->result, 0.001, write_once, snapshot_write_raw, b);
     return done < 0 ? add_torch(b) : done;
 }
 
@@ -466,9 +463,9 @@ int snapshot_write(struct snapshot_bench *b)
 /* The job is as it is: one that lives is given up only for files that were proven before. */
 static double read_over_job(struct snapshot_bench *b)
 {
-    cairn_bench_save_make_cold(&b->saver);
+    bench_save_make_cold(&b->saver);
     b->saver.restores = true;
-    const double seconds = cairn_bench_save(&b->saver);
+    const double seconds = bench_save(&b->saver);
     b->saver.restores = false;
     return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
@@ -477,13 +474,13 @@ static double read_over_job(struct snapshot_bench *b)
 static double read_once(void *context)
 {
     struct snapshot_bench *b = context;
-    return cairn_bench_save_drop_job(&b->saver) ? read_over_job(b) : 0;
+    return bench_save_drop_job(&b->saver) ? read_over_job(b) : 0;
 }
 
 static double read_raw(void *context)
 {
     struct snapshot_bench *b = context;
-    return cairn_bench_disk_read(&b->disk, snapshot_bytes(b));
+    return bench_disk_read(&b->disk, snapshot_bytes(b));
 }
 
 /* In place of the job, once; and onto a shard more than it was written by. */
@@ -493,11 +490,11 @@ static int read_otherwise(struct snapshot_bench *b)
     const double replacing = read_over_job(b);
     if (!(replacing > 0)) return 1;
     snapshot_set(b, "read_replacing_a_job_GB/s", replacing);
-    const int done = cairn_local_shard_add(b->local);
+    const int done = local_shard_add(b->local);
     if (done >= 0) return done;
     for (int i = 0; i < SNAPSHOT_RUNS; i++)
         if (!((values[i] = read_once(b)) > 0)) return 1;
-    const double speed = cairn_bench_spread_of(values, SNAPSHOT_RUNS).median;
+    const double speed = bench_spread_of(values, SNAPSHOT_RUNS).median;
     snapshot_set(b, "read_by_one_shard_more_GB/s", speed);
     snapshot_set(b, "read_by_one_shard_more_ratio", speed / b->result->reference.median);
     return -1;
@@ -506,7 +503,7 @@ static int read_otherwise(struct snapshot_bench *b)
 int snapshot_read(struct snapshot_bench *b)
 {
     if (!snapshot_make(b)) return 1;
-    const int done = cairn_bench_alternate(b->result, 0.001, read_once, read_raw, b);
+    const int done = bench_alternate(b->result, 0.001, read_once, read_raw, b);
     return done < 0 ? read_otherwise(b) : done;
 }
 
@@ -532,34 +529,33 @@ static const struct kind {
 
 static void forget_peaks(const struct local *local)
 {
-    for (int s = 1; s < local->daemon_count; s++)
-        cairn_bench_process_peak_forget(local->daemons[s].pid);
+    for (int s = 1; s < local->daemon_count; s++) bench_process_peak_forget(local->daemons[s].pid);
 }
 
-static void take_peaks(const struct local *local, struct cairn_bench_interval *interval)
+static void take_peaks(const struct local *local, struct bench_interval *interval)
 {
     const int most = (int)(sizeof interval->shard_bytes / sizeof *interval->shard_bytes);
     for (int s = 1; s < local->daemon_count && s <= most; s++)
-        interval->shard_bytes[s - 1] = cairn_bench_process_peak(local->daemons[s].pid);
+        interval->shard_bytes[s - 1] = bench_process_peak(local->daemons[s].pid);
 }
 
 /* One step more; false, and said. */
-static bool add_step(struct snapshot_bench *b, uint32_t word, struct cairn_bench_interval *interval)
+static bool add_step(struct snapshot_bench *b, uint32_t word, struct bench_interval *interval)
 {
     const double seconds = snapshot_step(b, word);
     if (!(seconds > 0)) return false;
-    if (cairn_bench_interval_add(interval, seconds)) return true;
-    (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    if (bench_interval_add(interval, seconds)) return true;
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
     return false;
 }
 
 static bool run_without(struct snapshot_bench *b, const struct kind *kind,
-                        struct cairn_bench_interval *interval)
+                        struct bench_interval *interval)
 {
     forget_peaks(b->local);
-    interval->begin = cairn_bench_now();
+    interval->begin = bench_now();
     const double end = interval->begin + b->seconds;
-    while (interval->count < STEPS_MIN || cairn_bench_now() < end)
+    while (interval->count < STEPS_MIN || bench_now() < end)
         if (!add_step(b, kind->word, interval)) return false;
     take_peaks(b->local, interval);
     return true;
@@ -567,24 +563,24 @@ static bool run_without(struct snapshot_bench *b, const struct kind *kind,
 
 /* Until the snapshot is committed, if that is later. */
 static bool run_with(struct snapshot_bench *b, const struct kind *kind,
-                     struct cairn_bench_interval *interval)
+                     struct bench_interval *interval)
 {
     bool is_asked = false, is_ok = true;
-    if (!cairn_bench_save_remove(&b->saver)) return false;
+    if (!bench_save_remove(&b->saver)) return false;
     forget_peaks(b->local);
-    interval->begin = cairn_bench_now();
+    interval->begin = bench_now();
     const double ask = interval->begin + BEFORE * b->seconds, end = interval->begin + b->seconds;
-    while (is_ok && (interval->count < STEPS_MIN || cairn_bench_now() < end ||
-                     !atomic_load(&b->saver.is_over))) {
-        if (!is_asked && interval->count > 0 && cairn_bench_now() >= ask) {
+    while (is_ok &&
+           (interval->count < STEPS_MIN || bench_now() < end || !atomic_load(&b->saver.is_over))) {
+        if (!is_asked && interval->count > 0 && bench_now() >= ask) {
             b->saver.every = kind->is_due ? b->steps + DUE : 0; // it divides one step of these
-            if (!cairn_bench_save_begin(&b->saver)) return false;
+            if (!bench_save_begin(&b->saver)) return false;
             is_asked = true;
         }
         is_ok = add_step(b, kind->word, interval);
     }
     take_peaks(b->local, interval);
-    if (is_asked && !cairn_bench_save_end(&b->saver, !is_ok)) return false;
+    if (is_asked && !bench_save_end(&b->saver, !is_ok)) return false;
     interval->snapshot_begin = b->saver.begin;
     interval->snapshot_end = b->saver.end;
     return is_ok;
@@ -592,7 +588,7 @@ static bool run_with(struct snapshot_bench *b, const struct kind *kind,
 
 /* ---- what is said ---- */
 
-static json_t *steps_json(const struct cairn_bench_interval *interval)
+static json_t *steps_json(const struct bench_interval *interval)
 {
     json_t *steps = json_array();
     for (uint32_t i = 0; i < interval->count; i++)
@@ -608,8 +604,7 @@ static json_t *steps_json(const struct cairn_bench_interval *interval)
 }
 
 /* Every step, for who wants to see which of them made a bad ratio. */
-static void add_steps(struct snapshot_bench *b, const char *how,
-                      struct cairn_bench_interval (*pairs)[2])
+static void add_steps(struct snapshot_bench *b, const char *how, struct bench_interval (*pairs)[2])
 {
     char name[48];
     json_t *all = json_array();
@@ -629,7 +624,7 @@ static void add(struct snapshot_bench *b, const char *how, const char *what, dou
 }
 
 static void report_interval(struct snapshot_bench *b, const char *how,
-                            const struct cairn_bench_slowdown *figures, double snapshot_s)
+                            const struct bench_slowdown *figures, double snapshot_s)
 {
     add(b, how, "mean_without_s", figures->mean_without);
     add(b, how, "mean_with_s", figures->mean_with);
@@ -646,10 +641,9 @@ static void report_interval(struct snapshot_bench *b, const char *how,
 /* ---- the part ---- */
 
 /* *out only on success. */
-static bool measure(struct snapshot_bench *b, const struct kind *kind,
-                    struct cairn_bench_slowdown *out)
+static bool measure(struct snapshot_bench *b, const struct kind *kind, struct bench_slowdown *out)
 {
-    struct cairn_bench_interval pairs[PAIRS][2];
+    struct bench_interval pairs[PAIRS][2];
     double snapshot_s = 0;
     memset(pairs, 0, sizeof pairs);
     bool is_ok = true;
@@ -657,9 +651,8 @@ static bool measure(struct snapshot_bench *b, const struct kind *kind,
         is_ok = run_without(b, kind, &pairs[i][0]) && run_with(b, kind, &pairs[i][1]);
         snapshot_s += (pairs[i][1].snapshot_end - pairs[i][1].snapshot_begin) / PAIRS;
     }
-    if (is_ok &&
-        !cairn_bench_slowdown_of((const struct cairn_bench_interval(*)[2])pairs, PAIRS, out)) {
-        (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    if (is_ok && !bench_slowdown_of((const struct bench_interval(*)[2])pairs, PAIRS, out)) {
+        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
         is_ok = false;
     }
     if (is_ok) report_interval(b, kind->how, out, snapshot_s);
@@ -668,16 +661,16 @@ static bool measure(struct snapshot_bench *b, const struct kind *kind,
     return is_ok;
 }
 
-static struct cairn_bench_spread one(double value)
+static struct bench_spread one(double value)
 {
-    return (struct cairn_bench_spread) { value, value, value };
+    return (struct bench_spread) { value, value, value };
 }
 
 /* Before anybody trains: it would take cores. */
 static bool measure_stall(struct snapshot_bench *b)
 {
-    struct cairn_bench_torch torch;
-    if (!cairn_bench_torch_measure(b->local, snapshot_elems(b), b->workers, &torch)) return false;
+    struct bench_torch torch;
+    if (!bench_torch_measure(b->local, snapshot_elems(b), b->workers, &torch)) return false;
     b->stall_s = torch.stall_s > 0 ? torch.stall_s : torch.save_s;
     if (torch.stall_s > 0) snapshot_set(b, "stall_of_dcp_async_save_s", torch.stall_s);
     if (!(torch.stall_s > 0) && torch.save_s > 0) {
@@ -689,12 +682,12 @@ static bool measure_stall(struct snapshot_bench *b)
 
 int snapshot_interval(struct snapshot_bench *b)
 {
-    struct cairn_bench_slowdown figures[KINDS];
+    struct bench_slowdown figures[KINDS];
     bool is_ok = measure_stall(b) && snapshot_crew_start(b);
     for (int k = 0; k < KINDS; k++) is_ok = is_ok && measure(b, &kinds[k], &figures[k]);
-    cairn_bench_crew_stop(&b->crew);
+    bench_crew_stop(&b->crew);
     if (!is_ok) return 1;
-    const struct cairn_bench_slowdown *sleeping = &figures[0];
+    const struct bench_slowdown *sleeping = &figures[0];
     b->result->value = one(sleeping->mean_with);
     b->result->reference = one(sleeping->mean_without);
     b->result->ratio = one(sleeping->mean_without / sleeping->mean_with);
@@ -704,7 +697,7 @@ int snapshot_interval(struct snapshot_bench *b)
 
 /* ==== figures ==== */
 
-bool cairn_bench_interval_add(struct cairn_bench_interval *interval, double seconds)
+bool bench_interval_add(struct bench_interval *interval, double seconds)
 {
     if (interval->count == interval->capacity) {
         const uint32_t capacity = interval->capacity > 0 ? 2 * interval->capacity : 256;
@@ -724,7 +717,7 @@ struct gathered {
     double mean, worst;
 };
 
-static bool gather(const struct cairn_bench_interval (*pairs)[2], uint32_t pair_count, int kind,
+static bool gather(const struct bench_interval (*pairs)[2], uint32_t pair_count, int kind,
                    struct gathered *out)
 {
     *out = (struct gathered) { .count = 0 };
@@ -733,7 +726,7 @@ static bool gather(const struct cairn_bench_interval (*pairs)[2], uint32_t pair_
     if (out->steps == NULL) return false;
     double *to = out->steps;
     for (uint32_t p = 0; p < pair_count; p++) {
-        const struct cairn_bench_interval *interval = &pairs[p][kind];
+        const struct bench_interval *interval = &pairs[p][kind];
         memcpy(to, interval->steps, interval->count * sizeof *to);
         to += interval->count;
     }
@@ -744,7 +737,7 @@ static bool gather(const struct cairn_bench_interval (*pairs)[2], uint32_t pair_
     return true;
 }
 
-static double memory_added(const struct cairn_bench_interval (*pairs)[2], uint32_t pair_count)
+static double memory_added(const struct bench_interval (*pairs)[2], uint32_t pair_count)
 {
     double worst = 0;
     for (uint32_t p = 0; p < pair_count; p++)
@@ -756,15 +749,15 @@ static double memory_added(const struct cairn_bench_interval (*pairs)[2], uint32
     return worst;
 }
 
-bool cairn_bench_slowdown_of(const struct cairn_bench_interval (*pairs)[2], uint32_t pair_count,
-                             struct cairn_bench_slowdown *out)
+bool bench_slowdown_of(const struct bench_interval (*pairs)[2], uint32_t pair_count,
+                       struct bench_slowdown *out)
 {
     struct gathered without, with = { .steps = NULL };
     const bool is_there = gather(pairs, pair_count, 0, &without) &&
                           gather(pairs, pair_count, 1, &with);
     if (is_there) {
-        const double median = cairn_bench_spread_of(without.steps, without.count).median;
-        *out = (struct cairn_bench_slowdown) {
+        const double median = bench_spread_of(without.steps, without.count).median;
+        *out = (struct bench_slowdown) {
             .steps = without.count < with.count ? without.count : with.count,
             .mean_without = without.mean,
             .mean_with = with.mean,
@@ -835,7 +828,7 @@ static bool make_file(const char *folder, const char *path, uint64_t bytes)
     snprintf(name, sizeof name, "%s/%s", folder, path);
     const int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     const bool is_made = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0;
-    if (!is_made) (void)cairn_ctl_fail(CAIRN_ERR_IO, "%s: %s", name, strerror(errno));
+    if (!is_made) (void)ctl_fail(CAIRN_ERR_IO, "%s: %s", name, strerror(errno));
     if (fd >= 0) close(fd);
     return is_made;
 }
@@ -885,7 +878,7 @@ static bool make(struct manifest_bench *m, const struct snapshot_bench *b)
     if (mkdir(m->folder, 0700) == 0 && add_tensors(&m->manifest.spec, m->tensors) == CAIRN_OK &&
         add_files(m))
         return true;
-    (void)cairn_ctl_fail(CAIRN_ERR_IO, "%s: a snapshot's folder cannot be made", m->folder);
+    (void)ctl_fail(CAIRN_ERR_IO, "%s: a snapshot's folder cannot be made", m->folder);
     return false;
 }
 
@@ -898,14 +891,14 @@ static double write_and_read(void *context)
     char path[sizeof m->folder + 32];
     snprintf(path, sizeof path, "%s/%s", m->folder, CAIRN_MANIFEST_NAME);
     unlink(path); // of the run before: no manifest takes another's place
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     cairn_status status = cairn_manifest_commit(m->folder, &m->manifest, &why);
-    const double written = cairn_bench_now();
+    const double written = bench_now();
     if (status == CAIRN_OK) status = cairn_manifest_load(m->folder, &read, &why);
     m->write_s = written - begin;
-    m->read_s = cairn_bench_now() - written;
+    m->read_s = bench_now() - written;
     if (status != CAIRN_OK) {
-        (void)cairn_ctl_fail(status, "%s", why.text);
+        (void)ctl_fail(status, "%s", why.text);
         return 0;
     }
     cairn_manifest_release(&read);
@@ -935,7 +928,7 @@ int snapshot_manifest(struct snapshot_bench *b)
     m.tensors = asked->tensors > 0 ? asked->tensors : MANIFEST_TENSORS_DEFAULT;
     m.shards = SHARDS_DEFAULT;
     if (!make(&m, b)) return 1;
-    const int done = cairn_bench_alternate(b->result, 0.001, write_and_read, limit, &m);
+    const int done = bench_alternate(b->result, 0.001, write_and_read, limit, &m);
     if (done < 0) report_manifest(b, &m);
     cairn_manifest_release(&m.manifest);
     return done;

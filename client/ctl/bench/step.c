@@ -26,11 +26,11 @@
 
 struct step_bench {
     const struct ctl *ctl;
-    struct cairn_bench_result *result;
+    struct bench_result *result;
     struct step_plan plan;
     uint32_t workers;
-    struct cairn_bench_crew crew;
-    struct cairn_bench_report reports[CAIRN_BENCH_WORKERS_MAX];
+    struct bench_crew crew;
+    struct bench_report reports[CAIRN_BENCH_WORKERS_MAX];
     double parts[STEP_FIGURES][CAIRN_BENCH_RUNS_MAX + 1];
     /* of a traced one: what of the pushes lies within the backward, of the fetches within uses of others */
     double overlaps[CAIRN_BENCH_RUNS_MAX + 1], aheads[CAIRN_BENCH_RUNS_MAX + 1];
@@ -47,9 +47,9 @@ static double most(const struct step_bench *bench, int figure)
     return value;
 }
 
-static struct cairn_bench_trace trace_of(const struct step_bench *bench)
+static struct bench_trace trace_of(const struct step_bench *bench)
 {
-    return (struct cairn_bench_trace) {
+    return (struct bench_trace) {
         .spans = bench->plan.spans,
         .rounds = bench->plan.rounds,
         .workers = bench->workers,
@@ -65,14 +65,13 @@ static bool is_by_units(const struct step_bench *bench)
 static double run_step(void *context)
 {
     struct step_bench *bench = context;
-    const struct cairn_bench_order order = { STEP_ORDER_STEP, 1 };
-    if (!cairn_bench_crew_do(&bench->crew, order, bench->reports)) return 0;
+    const struct bench_order order = { STEP_ORDER_STEP, 1 };
+    if (!bench_crew_do(&bench->crew, order, bench->reports)) return 0;
     if (bench->part_count <= CAIRN_BENCH_RUNS_MAX) {
         for (int f = 0; f < STEP_FIGURES; f++) bench->parts[f][bench->part_count] = most(bench, f);
-        const struct cairn_bench_trace trace = trace_of(bench);
-        bench->overlaps[bench->part_count] = cairn_bench_timeline_overlap(&trace);
-        bench->aheads[bench->part_count] = is_by_units(bench) ? cairn_bench_timeline_ahead(&trace)
-                                                              : 0;
+        const struct bench_trace trace = trace_of(bench);
+        bench->overlaps[bench->part_count] = bench_timeline_overlap(&trace);
+        bench->aheads[bench->part_count] = is_by_units(bench) ? bench_timeline_ahead(&trace) : 0;
         bench->part_count++;
     }
     return most(bench, STEP_FIGURE_ALL);
@@ -81,16 +80,16 @@ static double run_step(void *context)
 static double run_copy(void *context)
 {
     struct step_bench *bench = context;
-    const struct cairn_bench_order order = { STEP_ORDER_COPY, 1 };
-    if (!cairn_bench_crew_do(&bench->crew, order, bench->reports)) return 0;
+    const struct bench_order order = { STEP_ORDER_COPY, 1 };
+    if (!bench_crew_do(&bench->crew, order, bench->reports)) return 0;
     return most(bench, STEP_FIGURE_ALL);
 }
 
 static double run_added(void *context)
 {
     struct step_bench *bench = context;
-    const struct cairn_bench_order order = { STEP_ORDER_ADDED, 1 };
-    if (!cairn_bench_crew_do(&bench->crew, order, bench->reports)) return 0;
+    const struct bench_order order = { STEP_ORDER_ADDED, 1 };
+    if (!bench_crew_do(&bench->crew, order, bench->reports)) return 0;
     bench->added_bytes = most(bench, STEP_FIGURE_PUSHED_BYTES);
     return most(bench, STEP_FIGURE_ALL);
 }
@@ -105,8 +104,8 @@ static bool is_on_card(const struct step_bench *bench)
 
 static uint64_t bytes_needed(const struct step_bench *bench)
 {
-    const struct cairn_bench_model *model = &bench->plan.model;
-    const uint64_t elems = model->tensors * cairn_bench_model_elems(model);
+    const struct bench_model *model = &bench->plan.model;
+    const uint64_t elems = model->tensors * bench_model_elems(model);
     const uint64_t worker = model->wire == CAIRN_F32 ? 4 + 4 : 4 + 2 + 2;
     const uint64_t shards = is_on_card(bench) ? SHARD_BYTES_OF_CARD : SHARD_BYTES;
     if (model->batch > 0) return elems * (bench->workers * (worker + 4) + 2 * shards);
@@ -131,13 +130,13 @@ static int judge_device_memory(const struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
     if (!is_on_card(bench) && ctl->endpoint == NULL)
-        return cairn_ctl_usage_fail(ctl, "--memory device: it is the shards' card; with --backend "
-                                         "cuda, or --endpoint of a cluster on one");
+        return ctl_usage_fail(ctl, "--memory device: it is the shards' card; with --backend "
+                                   "cuda, or --endpoint of a cluster on one");
     if (bench->plan.card < 0)
-        return cairn_ctl_usage_fail(ctl, "--memory device with --device %s: give its number",
-                                    ctl->bench.device);
+        return ctl_usage_fail(ctl, "--memory device with --device %s: give its number",
+                              ctl->bench.device);
     if (bench->plan.read == STEP_READ_FETCH) return -1;
-    return cairn_ctl_usage_fail(ctl, "--memory device: parameters are fetched; leave --read out");
+    return ctl_usage_fail(ctl, "--memory device: parameters are fetched; leave --read out");
 }
 
 /* -1: go on. */
@@ -147,8 +146,8 @@ static int judge_batch(const struct step_bench *bench)
     if (asked->timeline == NULL && asked->backward_ms <= 0 && !asked->has_device_memory &&
         bench->plan.read == STEP_READ_FETCH)
         return -1;
-    return cairn_ctl_usage_fail(bench->ctl, "--global-batch: leave --timeline, --backward, --read "
-                                            "and --memory device out");
+    return ctl_usage_fail(bench->ctl, "--global-batch: leave --timeline, --backward, --read "
+                                      "and --memory device out");
 }
 
 /* -1: go on. */
@@ -156,25 +155,25 @@ static int judge(struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
     if (bench->workers > CAIRN_BENCH_WORKERS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench->workers,
-                              CAIRN_BENCH_WORKERS_MAX);
+        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench->workers,
+                        CAIRN_BENCH_WORKERS_MAX);
     if (bench->plan.model.tensors > CAIRN_BENCH_TENSORS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
-                              bench->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
-    if (!cairn_bench_is_path(ctl->path))
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
-                              ctl->path);
+        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
+                        bench->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
+    if (!bench_is_path(ctl->path))
+        return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
+                        ctl->path);
     if (!read_of(ctl->bench.read, &bench->plan.read))
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--read %s: fetch, map and units are allowed",
-                              ctl->bench.read);
+        return ctl_fail(CAIRN_ERR_INVALID, "--read %s: fetch, map and units are allowed",
+                        ctl->bench.read);
     if (ctl->endpoint != NULL && ctl->bench.backend != NULL)
-        return cairn_ctl_usage_fail(ctl,
-                                    "--backend %s: it is of a cluster of the bench's own; "
-                                    "leave it or --endpoint out",
-                                    ctl->bench.backend);
+        return ctl_usage_fail(ctl,
+                              "--backend %s: it is of a cluster of the bench's own; "
+                              "leave it or --endpoint out",
+                              ctl->bench.backend);
     if (ctl->bench.device != NULL && !is_on_card(bench))
-        return cairn_ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
-                                    ctl->bench.device);
+        return ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
+                              ctl->bench.device);
     if (ctl->bench.has_device_memory) {
         const int done = judge_device_memory(bench);
         if (done >= 0) return done;
@@ -183,11 +182,11 @@ static int judge(struct step_bench *bench)
         const int done = judge_batch(bench);
         if (done >= 0) return done;
     }
-    const uint64_t needed = bytes_needed(bench), there = cairn_bench_memory_bytes();
+    const uint64_t needed = bytes_needed(bench), there = bench_memory_bytes();
     if (ctl->endpoint == NULL && needed > there)
-        return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
-                              "it needs %s, and %s are free; give fewer --params or --workers",
-                              cairn_ctl_bytes(needed), cairn_ctl_bytes(there));
+        return ctl_fail(CAIRN_ERR_NO_MEMORY,
+                        "it needs %s, and %s are free; give fewer --params or --workers",
+                        ctl_bytes(needed), ctl_bytes(there));
     return -1;
 }
 
@@ -201,10 +200,10 @@ static int card_of(const char *device)
 static void make_model(struct step_bench *bench)
 {
     const struct ctl_bench *asked = &bench->ctl->bench;
-    struct cairn_bench_model *model = &bench->plan.model;
+    struct bench_model *model = &bench->plan.model;
     const uint64_t params = asked->params > 0 ? asked->params : PARAMS_DEFAULT;
     model->tensors = asked->tensors > 0 ? asked->tensors : STEP_TENSORS_DEFAULT;
-    cairn_bench_model_cut(model, params);
+    bench_model_cut(model, params);
     model->wire = asked->wire == NULL || strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
     char batch[16] = "";
     model->batch = asked->global_batch;
@@ -225,13 +224,13 @@ static void make_model(struct step_bench *bench)
 
 static double part(struct step_bench *bench, int figure)
 {
-    return cairn_bench_spread_of(bench->parts[figure] + 1, bench->part_count - 1).median;
+    return bench_spread_of(bench->parts[figure] + 1, bench->part_count - 1).median;
 }
 
 static bool report_card(const struct step_bench *bench, json_t *parts)
 {
     uint64_t bytes = 0;
-    if (!cairn_bench_card_free(bench->ctl->bench.device, &bytes)) return false;
+    if (!bench_card_free(bench->ctl->bench.device, &bytes)) return false;
     json_object_set_new(parts, "card_taken_bytes",
                         json_integer((json_int_t)bench->card_bytes - (json_int_t)bytes));
     return true;
@@ -239,7 +238,7 @@ static bool report_card(const struct step_bench *bench, json_t *parts)
 
 static int report(struct step_bench *bench, const struct local *local)
 {
-    const struct cairn_bench_trace trace = trace_of(bench);
+    const struct bench_trace trace = trace_of(bench);
     json_t *parts = json_pack(
         "{s:f, s:f, s:f, s:f, s:f, s:f}", "1_begin_cast_push_s", part(bench, STEP_FIGURE_PUSH),
         "2_commit_s", part(bench, STEP_FIGURE_COMMIT), "3_fetch_s", part(bench, STEP_FIGURE_FETCH),
@@ -252,13 +251,13 @@ static int report(struct step_bench *bench, const struct local *local)
     if (bench->ctl->bench.backend != NULL) step_shards_report(local, &bench->crew, parts);
     if (is_on_card(bench) && !report_card(bench, parts)) return 1;
     if (!bench->plan.is_traced) return -1;
-    const double within = cairn_bench_spread_of(bench->overlaps + 1, bench->part_count - 1).median;
+    const double within = bench_spread_of(bench->overlaps + 1, bench->part_count - 1).median;
     json_object_set_new(parts, "push_within_backward", json_real(within));
     if (is_by_units(bench))
         json_object_set_new(
             parts, "fetch_within_use_of_others",
-            json_real(cairn_bench_spread_of(bench->aheads + 1, bench->part_count - 1).median));
-    return cairn_bench_timeline_write(&trace, local, bench->ctl->bench.timeline) ? -1 : 1;
+            json_real(bench_spread_of(bench->aheads + 1, bench->part_count - 1).median));
+    return bench_timeline_write(&trace, local, bench->ctl->bench.timeline) ? -1 : 1;
 }
 
 static int run_there_step(struct local *local, void *context)
@@ -266,21 +265,20 @@ static int run_there_step(struct local *local, void *context)
     struct step_bench *bench = context;
     int done = 1;
     if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
-    if (cairn_bench_crew_start(&bench->crew, local, bench->workers, cairn_bench_step_work,
-                               &bench->plan))
-        done = cairn_bench_alternate(bench->result, bench->ctl->bench.seconds, run_step,
-                                     bench->plan.model.batch > 0 ? run_added : run_copy, bench);
+    if (bench_crew_start(&bench->crew, local, bench->workers, bench_step_work, &bench->plan))
+        done = bench_alternate(bench->result, bench->ctl->bench.seconds, run_step,
+                               bench->plan.model.batch > 0 ? run_added : run_copy, bench);
     if (done < 0) done = report(bench, local);
-    cairn_bench_crew_stop(&bench->crew);
+    bench_crew_stop(&bench->crew);
     return done;
 }
 
 static json_t *params_of(const struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
-    const struct cairn_bench_model *model = &bench->plan.model;
+    const struct bench_model *model = &bench->plan.model;
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:f, s:s, s:s}", "params",
-                     (json_int_t)(model->tensors * cairn_bench_model_elems(model)), "tensors",
+                     (json_int_t)(model->tensors * bench_model_elems(model)), "tensors",
                      (json_int_t)model->tensors, "global_batch", (json_int_t)model->batch,
                      "workers", (json_int_t)bench->workers, "shards", (json_int_t)ctl->shards,
                      "threads", (json_int_t)ctl->bench.threads, "wire",
@@ -293,11 +291,11 @@ static json_t *params_of(const struct step_bench *bench)
                                                   : "host");
 }
 
-int cairn_bench_step(struct ctl *ctl)
+int bench_step(struct ctl *ctl)
 {
     static struct step_bench bench;
     static struct local local;
-    struct cairn_bench_result result = {
+    struct bench_result result = {
         .bench = "step",
         .unit = "s",
         .reference_name = ctl->bench.has_device_memory
@@ -318,14 +316,13 @@ int cairn_bench_step(struct ctl *ctl)
     local.device = ctl->bench.device;
     int done = judge(&bench);
     if (done >= 0) return done;
-    if (is_on_card(&bench) && !cairn_bench_card_free(ctl->bench.device, &bench.card_bytes))
-        return 1;
-    if (!cairn_bench_step_plan_share(&bench.plan, bench.workers)) return 1;
-    done = cairn_local_run(&local, run_there_step, &bench);
-    cairn_bench_step_plan_release(&bench.plan, bench.workers);
+    if (is_on_card(&bench) && !bench_card_free(ctl->bench.device, &bench.card_bytes)) return 1;
+    if (!bench_step_plan_share(&bench.plan, bench.workers)) return 1;
+    done = local_run(&local, run_there_step, &bench);
+    bench_step_plan_release(&bench.plan, bench.workers);
     if (done >= 0) return done;
     result.params = params_of(&bench);
-    return cairn_bench_print(&result, ctl);
+    return bench_print(&result, ctl);
 }
 
 /* ==== open ==== */
@@ -351,8 +348,8 @@ struct shared {
 };
 
 struct open_bench {
-    struct cairn_bench_result *result;
-    struct cairn_bench_crew crew;
+    struct bench_result *result;
+    struct bench_crew crew;
     struct shared *shared;
     uint32_t tensors, runs;
     double open_s[RUNS + 1], trainer_bytes[RUNS + 1];
@@ -360,7 +357,7 @@ struct open_bench {
 
 /* ---- who steps all the time ---- */
 
-static bool step_once(struct cairn_bench_member *member, const float *gradient)
+static bool step_once(struct bench_member *member, const float *gradient)
 {
     const struct cairn_mem mem = { .struct_size = sizeof mem,
                                    .ptr = (void *)(uintptr_t)gradient,
@@ -372,27 +369,26 @@ static bool step_once(struct cairn_bench_member *member, const float *gradient)
         status = cairn_push(member->job, &round, 0, member->names[0], NULL, &mem, NULL);
     if (status == CAIRN_OK)
         status = cairn_commit(member->job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
-    return status == CAIRN_ERR_EPOCH_CHANGED || cairn_bench_is_ok(status);
+    return status == CAIRN_ERR_EPOCH_CHANGED || bench_is_ok(status);
 }
 
-static int step_for_ever(const struct cairn_bench_worker *worker)
+static int step_for_ever(const struct bench_worker *worker)
 {
-    static struct cairn_bench_member member;
+    static struct bench_member member;
     static float gradient[CAIRN_BENCH_COLUMNS];
     const struct open_bench *bench = worker->plan;
     struct shared *shared = bench->shared;
-    const struct cairn_bench_model model = {
+    const struct bench_model model = {
         .job = "bench.open.small", .tensors = 1, .rows = 1, .wire = CAIRN_F32
     };
-    const struct cairn_bench_report ready = { { 1 } };
+    const struct bench_report ready = { { 1 } };
     const pid_t parent = getppid();
-    if (!cairn_bench_member_open(&member, &model, worker) ||
-        !cairn_bench_worker_report(worker, &ready))
+    if (!bench_member_open(&member, &model, worker) || !bench_worker_report(worker, &ready))
         return 1;
     while (getppid() == parent) {
-        const double begin = cairn_bench_now();
+        const double begin = bench_now();
         if (!step_once(&member, gradient)) return 1;
-        const double took = cairn_bench_now() - begin;
+        const double took = bench_now() - begin;
         if (atomic_load(&shared->measuring) && took > atomic_load(&shared->longest_s))
             atomic_store(&shared->longest_s, took);
     }
@@ -433,13 +429,13 @@ static int open_many(const struct open_bench *bench)
                                              .init = { .kind = CAIRN_INIT_ONES } };
     }
     snprintf(job_name, sizeof job_name, "bench.open.%u", bench->runs);
-    if (!cairn_bench_is_ok(cairn_open(&opts, &session))) return 1;
-    const double before = resident_bytes(), begin = cairn_bench_now();
+    if (!bench_is_ok(cairn_open(&opts, &session))) return 1;
+    const double before = resident_bytes(), begin = bench_now();
     cairn_status status = cairn_job_open(session, job_name, &spec, CAIRN_WORKER, OPEN_MS, &job);
     if (status == CAIRN_OK) status = cairn_init_done(job, NULL, OPEN_MS);
-    bench->shared->open_s = cairn_bench_now() - begin;
+    bench->shared->open_s = bench_now() - begin;
     bench->shared->trainer_bytes = (resident_bytes() - before) / bench->tensors;
-    if (!cairn_bench_is_ok(status)) return 1;
+    if (!bench_is_ok(status)) return 1;
     cairn_close(session);
     free(tensors);
     free(names);
@@ -490,15 +486,15 @@ static int run_all(struct open_bench *bench, struct local *local)
         if (opening[i] <= 0) return 1;
         rest[i] = run_at_rest(bench);
         ratio[i] = rest[i] / opening[i];
-        if (cairn_bench_is_interrupted(local)) return 1;
+        if (bench_is_interrupted(local)) return 1;
     }
-    bench->result->value = cairn_bench_spread_of(opening, RUNS);
-    bench->result->reference = cairn_bench_spread_of(rest, RUNS);
-    bench->result->ratio = cairn_bench_spread_of(ratio, RUNS);
+    bench->result->value = bench_spread_of(opening, RUNS);
+    bench->result->reference = bench_spread_of(rest, RUNS);
+    bench->result->ratio = bench_spread_of(ratio, RUNS);
     bench->result->runs = RUNS;
     bench->result->parts = json_pack(
-        "{s:f, s:f}", "open_s", cairn_bench_spread_of(bench->open_s, RUNS).median,
-        "trainer_bytes_a_tensor", cairn_bench_spread_of(bench->trainer_bytes, RUNS).median);
+        "{s:f, s:f}", "open_s", bench_spread_of(bench->open_s, RUNS).median,
+        "trainer_bytes_a_tensor", bench_spread_of(bench->trainer_bytes, RUNS).median);
     return -1;
 }
 
@@ -506,33 +502,32 @@ static int run_there_open(struct local *local, void *context)
 {
     struct open_bench *bench = context;
     int done = 1;
-    if (cairn_bench_crew_start(&bench->crew, local, 1, step_for_ever, bench))
+    if (bench_crew_start(&bench->crew, local, 1, step_for_ever, bench))
         done = run_all(bench, local);
-    cairn_bench_crew_stop(&bench->crew);
+    bench_crew_stop(&bench->crew);
     return done;
 }
 
-int cairn_bench_open(struct ctl *ctl)
+int bench_open(struct ctl *ctl)
 {
     static struct open_bench bench;
     static struct local local;
-    struct cairn_bench_result result = { .bench = "open",
-                                         .unit = "s",
-                                         .reference_name = "the longest step at rest",
-                                         .less_is_better = true };
+    struct bench_result result = { .bench = "open",
+                                   .unit = "s",
+                                   .reference_name = "the longest step at rest",
+                                   .less_is_better = true };
     if (ctl->shards == 0) ctl->shards = 2;
     local.ctl = ctl;
     bench.result = &result;
     bench.tensors = ctl->bench.tensors > 0 ? ctl->bench.tensors : OPEN_TENSORS_DEFAULT;
     bench.shared = mmap(NULL, sizeof *bench.shared, PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (bench.shared == MAP_FAILED)
-        return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for the bench");
-    const int done = cairn_local_run(&local, run_there_open, &bench);
+    if (bench.shared == MAP_FAILED) return ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory for the bench");
+    const int done = local_run(&local, run_there_open, &bench);
     if (done >= 0) return done;
     result.params = json_pack("{s:I, s:I}", "tensors", (json_int_t)bench.tensors, "shards",
                               (json_int_t)ctl->shards);
-    return cairn_bench_print(&result, ctl);
+    return bench_print(&result, ctl);
 }
 
 /* ==== batch ==== */
@@ -541,9 +536,9 @@ int cairn_bench_open(struct ctl *ctl)
  * and beside it the same micro-batches in a job of stage 1, where each worker adds its own up and pushes the
  * sums once. Both push the same gradients, which are as the wire has them before the clock starts. */
 
-bool step_batch_open(struct step_worker *w, const struct cairn_bench_worker *worker)
+bool step_batch_open(struct step_worker *w, const struct bench_worker *worker)
 {
-    struct cairn_bench_model model = w->plan->model;
+    struct bench_model model = w->plan->model;
     snprintf(model.job, sizeof model.job, "%.50s.added", w->plan->model.job);
     model.added = (model.batch + worker->world - 1) / worker->world;
     model.batch = 0;
@@ -551,10 +546,10 @@ bool step_batch_open(struct step_worker *w, const struct cairn_bench_worker *wor
     if (w->made != NULL)
         cairn_backend_host()->convert(w->grads, CAIRN_BF16, w->made, CAIRN_F32,
                                       model.tensors * w->elems);
-    return cairn_bench_member_join(&w->added, &model, worker);
+    return bench_member_join(&w->added, &model, worker);
 }
 
-static cairn_status push_micro(struct step_worker *w, const struct cairn_bench_member *member,
+static cairn_status push_micro(struct step_worker *w, const struct bench_member *member,
                                const struct cairn_round *round, uint32_t micro)
 {
     cairn_status status = CAIRN_OK;
@@ -566,7 +561,7 @@ static cairn_status push_micro(struct step_worker *w, const struct cairn_bench_m
 }
 
 /* Where they are added up each worker counts its own. */
-static cairn_status push_batch(struct step_worker *w, const struct cairn_bench_member *member,
+static cairn_status push_batch(struct step_worker *w, const struct bench_member *member,
                                const struct cairn_round *round)
 {
     cairn_status status = CAIRN_OK;
@@ -577,29 +572,29 @@ static cairn_status push_batch(struct step_worker *w, const struct cairn_bench_m
     return status;
 }
 
-bool step_batch_run(struct step_worker *w, const struct cairn_bench_member *member,
-                    struct cairn_bench_report *report)
+bool step_batch_run(struct step_worker *w, const struct bench_member *member,
+                    struct bench_report *report)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     struct cairn_stats before = { .struct_size = sizeof before }, after = before;
     cairn_status status = cairn_job_stats(member->job, &before);
-    const double t0 = cairn_bench_now();
+    const double t0 = bench_now();
     if (status == CAIRN_OK) status = cairn_round_begin(member->job, CAIRN_BENCH_CALL_MS, &round);
     if (status == CAIRN_OK) status = push_batch(w, member, &round);
-    const double t1 = cairn_bench_now();
+    const double t1 = bench_now();
     if (status == CAIRN_OK)
         status = cairn_commit(member->job, &round, 0, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
-    const double t2 = cairn_bench_now();
+    const double t2 = bench_now();
     if (status == CAIRN_OK) status = step_fetch_all(w, member, result.version);
-    const double t3 = cairn_bench_now();
+    const double t3 = bench_now();
     if (status == CAIRN_OK) status = cairn_job_stats(member->job, &after);
-    *report = (struct cairn_bench_report) { .figures = { [STEP_FIGURE_ALL] = t3 - t0,
-                                                         [STEP_FIGURE_PUSH] = t1 - t0,
-                                                         [STEP_FIGURE_COMMIT] = t2 - t1,
-                                                         [STEP_FIGURE_FETCH] = t3 - t2 } };
+    *report = (struct bench_report) { .figures = { [STEP_FIGURE_ALL] = t3 - t0,
+                                                   [STEP_FIGURE_PUSH] = t1 - t0,
+                                                   [STEP_FIGURE_COMMIT] = t2 - t1,
+                                                   [STEP_FIGURE_FETCH] = t3 - t2 } };
     step_count_bytes(&before, &after, report);
-    return cairn_bench_is_ok(status);
+    return bench_is_ok(status);
 }
 
 /* ==== card ==== */
@@ -615,7 +610,7 @@ struct step_card {
 
 static bool is_ok(cairn_status status, const struct cairn_sentence *why)
 {
-    if (status != CAIRN_OK) (void)cairn_ctl_fail(status, "a worker of the bench: %s", why->text);
+    if (status != CAIRN_OK) (void)ctl_fail(status, "a worker of the bench: %s", why->text);
     return status == CAIRN_OK;
 }
 
@@ -624,7 +619,7 @@ static bool open_reference(struct step_worker *w, size_t bytes)
 {
     struct cairn_sentence why;
     struct step_card *card = calloc(1, sizeof *card);
-    if (card == NULL) return cairn_bench_is_ok(CAIRN_ERR_NO_MEMORY);
+    if (card == NULL) return bench_is_ok(CAIRN_ERR_NO_MEMORY);
     cairn_status status = cairn_home_open_cuda(w->plan->device, &card->home, &why);
     if (status == CAIRN_OK) status = cairn_home_stream_open(card->home, &card->stream, &why);
     if (status == CAIRN_OK)
@@ -662,7 +657,7 @@ bool step_card_take(struct step_worker *w)
     w->grads = grads;
     w->params = params;
     if (status == CAIRN_OK) status = fill_gradients(w);
-    return cairn_bench_is_ok(status) && open_reference(w, bytes);
+    return bench_is_ok(status) && open_reference(w, bytes);
 }
 
 double step_card_copy(struct step_worker *w, int copies)
@@ -673,10 +668,10 @@ double step_card_copy(struct step_worker *w, int copies)
         .copy = { .to = w->card->to.base, .from = w->card->from.base, .bytes = w->card->to.bytes }
     };
     cairn_status status = CAIRN_OK;
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     for (int i = 0; i < copies && status == CAIRN_OK; i++)
         status = cairn_home_run(w->card->stream, &work, 1, &why);
-    return is_ok(status, &why) ? cairn_bench_now() - begin : 0;
+    return is_ok(status, &why) ? bench_now() - begin : 0;
 }
 
 /* ==== plan ==== */
@@ -693,12 +688,12 @@ static size_t shared_bytes(const struct step_plan *plan, uint32_t workers)
     return spans_bytes(plan, workers) + workers * sizeof *plan->rounds;
 }
 
-bool cairn_bench_step_plan_share(struct step_plan *plan, uint32_t workers)
+bool bench_step_plan_share(struct step_plan *plan, uint32_t workers)
 {
     void *shared = mmap(NULL, shared_bytes(plan, workers), PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
-        (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
         return false;
     }
     plan->spans = shared;
@@ -706,7 +701,7 @@ bool cairn_bench_step_plan_share(struct step_plan *plan, uint32_t workers)
     return true;
 }
 
-void cairn_bench_step_plan_release(struct step_plan *plan, uint32_t workers)
+void bench_step_plan_release(struct step_plan *plan, uint32_t workers)
 {
     munmap(plan->spans, shared_bytes(plan, workers));
     plan->spans = NULL;
@@ -727,9 +722,9 @@ static double seconds(uint64_t from_us, uint64_t to_us)
     return from_us != 0 && to_us > from_us ? (double)(to_us - from_us) * 1e-6 : 0;
 }
 
-static double figure_of(const struct cairn_bench_times *t, int figure)
+static double figure_of(const struct bench_times *t, int figure)
 {
-    const struct cairn_bench_times *before = t - 1;
+    const struct bench_times *before = t - 1;
     switch (figure) {
     case RECEIVE_FOLD: return seconds(t->receive, t->reduce);
     case SUMS: return seconds(t->reduce, t->reduced);
@@ -743,13 +738,13 @@ static double figure_of(const struct cairn_bench_times *t, int figure)
 /* medians[FIGURES], of one shard; false: its log has no second round. */
 static bool read_shard(const struct local *local, int number, double *medians)
 {
-    struct cairn_bench_times *times = NULL;
+    struct bench_times *times = NULL;
     size_t count = 0;
-    if (!cairn_bench_times_read(local, number, &times, &count)) return false;
+    if (!bench_times_read(local, number, &times, &count)) return false;
     double *values = count > 1 ? calloc(count - 1, sizeof *values) : NULL;
     for (int f = 0; f < FIGURES && values != NULL; f++) {
         for (size_t i = 1; i < count; i++) values[i - 1] = figure_of(&times[i], f);
-        medians[f] = cairn_bench_spread_of(values, (uint32_t)(count - 1)).median;
+        medians[f] = bench_spread_of(values, (uint32_t)(count - 1)).median;
     }
     free(times);
     const bool is_read = values != NULL;
@@ -768,17 +763,16 @@ static void add_figures(const struct local *local, json_t *parts)
     for (int f = 0; f < FIGURES; f++) json_object_set_new(parts, names[f], json_real(greatest[f]));
 }
 
-void step_shards_report(const struct local *local, const struct cairn_bench_crew *crew,
-                        json_t *parts)
+void step_shards_report(const struct local *local, const struct bench_crew *crew, json_t *parts)
 {
     uint64_t shard = 0, worker = 0;
     add_figures(local, parts);
     for (int s = 1; s < local->daemon_count; s++) {
-        const uint64_t bytes = cairn_bench_process_bytes(local->daemons[s].pid);
+        const uint64_t bytes = bench_process_bytes(local->daemons[s].pid);
         if (bytes > shard) shard = bytes;
     }
     for (uint32_t w = 0; w < crew->count; w++) {
-        const uint64_t bytes = cairn_bench_process_bytes(crew->pids[w]);
+        const uint64_t bytes = bench_process_bytes(crew->pids[w]);
         if (bytes > worker) worker = bytes;
     }
     json_object_set_new(parts, "shard_resident_bytes", json_integer((json_int_t)shard));
@@ -800,7 +794,7 @@ static cairn_status ask(struct step_worker *w, struct cairn_version version, uin
     struct cairn_view *view = &w->views[i];
     size_t count = 1;
     *view = (struct cairn_view) { .struct_size = sizeof *view };
-    w->asked = (struct step_asked) { .tensor = i, .begin = cairn_bench_now() };
+    w->asked = (struct step_asked) { .tensor = i, .begin = bench_now() };
     return cairn_map(w->member.job, version, w->member.names[i], view, &count, &w->asked.op);
 }
 
@@ -819,9 +813,9 @@ static cairn_status await_asked(struct step_worker *w, int timeout_ms)
 /* The next unit is fetched meanwhile. */
 static cairn_status use(struct step_worker *w, uint32_t i, double seconds)
 {
-    const double begin = cairn_bench_now(), end = begin + seconds;
+    const double begin = bench_now(), end = begin + seconds;
     step_look_at(w, &w->views[i]);
-    const double left = end - cairn_bench_now();
+    const double left = end - bench_now();
     const cairn_status status = await_asked(w, left > 0 ? (int)(left * 1000) : 0);
     step_sleep_until(end);
     if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_USE, i, begin);
@@ -832,9 +826,9 @@ static cairn_status use(struct step_worker *w, uint32_t i, double seconds)
 static cairn_status visit(struct step_worker *w, struct cairn_version version, uint32_t i,
                           uint32_t ahead, double seconds)
 {
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     cairn_status status = await_asked(w, CAIRN_BENCH_CALL_MS);
-    w->waited += cairn_bench_now() - begin;
+    w->waited += bench_now() - begin;
     if (status == CAIRN_OK && ahead != UINT32_MAX) status = ask(w, version, ahead);
     if (status == CAIRN_OK) status = use(w, i, seconds);
     return status;
@@ -855,7 +849,7 @@ static cairn_status forward(struct step_worker *w, struct cairn_version version)
 static cairn_status backward(struct step_worker *w, const struct cairn_round *round)
 {
     const uint32_t tensors = w->plan->model.tensors;
-    const double begin = cairn_bench_now(), each = w->plan->backward_seconds / tensors;
+    const double begin = bench_now(), each = w->plan->backward_seconds / tensors;
     cairn_status status = ask(w, round->version, tensors - 1);
     for (uint32_t i = tensors; i-- > 0 && status == CAIRN_OK;) {
         status = visit(w, round->version, i, i > 0 ? i - 1 : UINT32_MAX, each);

@@ -44,18 +44,18 @@ struct side {
 
 struct tensors_bench {
     const struct ctl *ctl;
-    struct cairn_bench_result *result;
-    struct cairn_bench_model many, one;
+    struct bench_result *result;
+    struct bench_model many, one;
     uint32_t workers;
-    struct cairn_bench_crew crew;
-    struct cairn_bench_report reports[CAIRN_BENCH_WORKERS_MAX];
+    struct bench_crew crew;
+    struct bench_report reports[CAIRN_BENCH_WORKERS_MAX];
     struct side many_side, one_side;
 };
 
 /* ---- a worker ---- */
 
 struct tensors_worker {
-    struct cairn_bench_member many, one;
+    struct bench_member many, one;
     cairn_list *many_pushes, *many_fetches, *one_pushes, *one_fetches;
     char *grads, *params;
     cairn_op *ops[CAIRN_BENCH_TENSORS_MAX];
@@ -68,17 +68,16 @@ static double cpu_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static struct cairn_mem tensor_of(const struct cairn_bench_model *model, char *memory, uint32_t i)
+static struct cairn_mem tensor_of(const struct bench_model *model, char *memory, uint32_t i)
 {
-    const size_t bytes = cairn_bench_model_elems(model) * (model->wire == CAIRN_F32 ? 4 : 2);
+    const size_t bytes = bench_model_elems(model) * (model->wire == CAIRN_F32 ? 4 : 2);
     return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
                                 .ptr = memory + i * bytes,
                                 .dtype = model->wire };
 }
 
-static cairn_status push_all(const struct tensors_worker *w,
-                             const struct cairn_bench_member *member,
-                             const struct cairn_bench_model *model, const struct cairn_round *round)
+static cairn_status push_all(const struct tensors_worker *w, const struct bench_member *member,
+                             const struct bench_model *model, const struct cairn_round *round)
 {
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < model->tensors && status == CAIRN_OK; i++) {
@@ -88,8 +87,8 @@ static cairn_status push_all(const struct tensors_worker *w,
     return status;
 }
 
-static cairn_status fetch_all(struct tensors_worker *w, const struct cairn_bench_member *member,
-                              const struct cairn_bench_model *model, struct cairn_version version)
+static cairn_status fetch_all(struct tensors_worker *w, const struct bench_member *member,
+                              const struct bench_model *model, struct cairn_version version)
 {
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < model->tensors && status == CAIRN_OK; i++) {
@@ -103,8 +102,8 @@ static cairn_status fetch_all(struct tensors_worker *w, const struct cairn_bench
 
 /* The calls by which a step moves its tensors: lists, or one call a tensor. */
 struct way {
-    const struct cairn_bench_member *member;
-    const struct cairn_bench_model *model;
+    const struct bench_member *member;
+    const struct bench_model *model;
     cairn_list *pushes, *fetches; /* NULL: a call a tensor */
 };
 
@@ -123,33 +122,32 @@ static cairn_status fetch(struct tensors_worker *w, const struct way *way,
     return status == CAIRN_OK ? cairn_wait(w->ops[0], CAIRN_BENCH_CALL_MS) : status;
 }
 
-static bool run_step(struct tensors_worker *w, const struct way *way,
-                     struct cairn_bench_report *report)
+static bool run_step(struct tensors_worker *w, const struct way *way, struct bench_report *report)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     cairn_job *job = way->member->job;
-    const double cpu = cpu_s(), t0 = cairn_bench_now();
+    const double cpu = cpu_s(), t0 = bench_now();
     cairn_status status = cairn_round_begin(job, CAIRN_BENCH_CALL_MS, &round);
     if (status == CAIRN_OK) status = push(w, way, &round);
-    const double t1 = cairn_bench_now();
+    const double t1 = bench_now();
     if (status == CAIRN_OK)
         status = cairn_commit(job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
-    const double t2 = cairn_bench_now();
+    const double t2 = bench_now();
     if (status == CAIRN_OK) status = fetch(w, way, result.version);
-    const double t3 = cairn_bench_now();
-    *report = (struct cairn_bench_report) { .figures = { [FIGURE_ALL] = t3 - t0,
-                                                         [FIGURE_PUSH] = t1 - t0,
-                                                         [FIGURE_COMMIT] = t2 - t1,
-                                                         [FIGURE_FETCH] = t3 - t2,
-                                                         [FIGURE_CPU] = cpu_s() - cpu,
-                                                         [FIGURE_BEGIN] = t0 } };
-    return cairn_bench_is_ok(status);
+    const double t3 = bench_now();
+    *report = (struct bench_report) { .figures = { [FIGURE_ALL] = t3 - t0,
+                                                   [FIGURE_PUSH] = t1 - t0,
+                                                   [FIGURE_COMMIT] = t2 - t1,
+                                                   [FIGURE_FETCH] = t3 - t2,
+                                                   [FIGURE_CPU] = cpu_s() - cpu,
+                                                   [FIGURE_BEGIN] = t0 } };
+    return bench_is_ok(status);
 }
 
 /* All tensors of the model, in that memory. */
-static struct cairn_part *parts_of(const struct cairn_bench_member *member,
-                                   const struct cairn_bench_model *model, char *memory)
+static struct cairn_part *parts_of(const struct bench_member *member,
+                                   const struct bench_model *model, char *memory)
 {
     struct cairn_part *parts = calloc(model->tensors, sizeof *parts);
     for (uint32_t i = 0; parts != NULL && i < model->tensors; i++)
@@ -159,9 +157,8 @@ static struct cairn_part *parts_of(const struct cairn_bench_member *member,
     return parts;
 }
 
-static bool open_lists(const struct tensors_worker *w, const struct cairn_bench_member *member,
-                       const struct cairn_bench_model *model, cairn_list **pushes,
-                       cairn_list **fetches)
+static bool open_lists(const struct tensors_worker *w, const struct bench_member *member,
+                       const struct bench_model *model, cairn_list **pushes, cairn_list **fetches)
 {
     struct cairn_part *grads = parts_of(member, model, w->grads);
     struct cairn_part *params = parts_of(member, model, w->params);
@@ -172,21 +169,21 @@ static bool open_lists(const struct tensors_worker *w, const struct cairn_bench_
         status = cairn_fetch_list(member->job, NULL, params, model->tensors, fetches);
     free(grads);
     free(params);
-    return cairn_bench_is_ok(status);
+    return bench_is_ok(status);
 }
 
 static bool open_worker(struct tensors_worker *w, const struct tensors_bench *bench,
-                        const struct cairn_bench_worker *worker)
+                        const struct bench_worker *worker)
 {
-    const struct cairn_bench_model *one = &bench->one;
-    const size_t bytes = cairn_bench_model_elems(one) * (one->wire == CAIRN_F32 ? 4 : 2);
+    const struct bench_model *one = &bench->one;
+    const size_t bytes = bench_model_elems(one) * (one->wire == CAIRN_F32 ? 4 : 2);
     void *grads = NULL, *params = NULL;
-    if (!cairn_bench_member_open(&w->many, &bench->many, worker)) return false;
+    if (!bench_member_open(&w->many, &bench->many, worker)) return false;
     w->one.session = w->many.session;
-    if (!cairn_bench_member_join(&w->one, one, worker)) return false;
+    if (!bench_member_join(&w->one, one, worker)) return false;
     cairn_status status = cairn_alloc(w->many.session, bytes, 0, &grads);
     if (status == CAIRN_OK) status = cairn_alloc(w->many.session, bytes, 0, &params);
-    if (!cairn_bench_is_ok(status)) return false;
+    if (!bench_is_ok(status)) return false;
     w->grads = grads;
     w->params = params;
     memset(w->grads, 1, bytes);
@@ -194,14 +191,14 @@ static bool open_worker(struct tensors_worker *w, const struct tensors_bench *be
            open_lists(w, &w->one, one, &w->one_pushes, &w->one_fetches);
 }
 
-static int work(const struct cairn_bench_worker *worker)
+static int work(const struct bench_worker *worker)
 {
     static struct tensors_worker w;
     const struct tensors_bench *bench = worker->plan;
-    struct cairn_bench_order order;
-    struct cairn_bench_report report = { { 0 } };
+    struct bench_order order;
+    struct bench_report report = { { 0 } };
     if (!open_worker(&w, bench, worker)) return 1;
-    while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order)) {
+    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order)) {
         struct way way = { &w.many, &bench->many, w.many_pushes, w.many_fetches };
         if (order.word == ORDER_SINGLY) way.pushes = way.fetches = NULL;
         if (order.word == ORDER_ONE)
@@ -227,15 +224,14 @@ static double daemons_cpu_s(const struct tensors_bench *bench)
 {
     const struct local *local = bench->crew.local;
     double sum = 0;
-    for (int i = 0; i < local->daemon_count; i++) sum += cairn_bench_used_s(local->daemons[i].pid);
+    for (int i = 0; i < local->daemon_count; i++) sum += bench_used_s(local->daemons[i].pid);
     return sum;
 }
 
 static double run_side(struct tensors_bench *bench, uint32_t word, struct side *side)
 {
     const double daemons = daemons_cpu_s(bench);
-    if (!cairn_bench_crew_do(&bench->crew, (struct cairn_bench_order) { word, 1 }, bench->reports))
-        return 0;
+    if (!bench_crew_do(&bench->crew, (struct bench_order) { word, 1 }, bench->reports)) return 0;
     const double all = most(bench, FIGURE_ALL);
     if (side->count > CAIRN_BENCH_RUNS_MAX) return all;
     const uint32_t i = side->count++;
@@ -269,12 +265,12 @@ static double run_one(void *context)
 static bool run_singly(struct tensors_bench *bench, double *median_out)
 {
     double values[SINGLY_RUNS];
-    const struct cairn_bench_order order = { ORDER_SINGLY, 1 };
+    const struct bench_order order = { ORDER_SINGLY, 1 };
     for (int i = 0; i < SINGLY_RUNS; i++) {
-        if (!cairn_bench_crew_do(&bench->crew, order, bench->reports)) return false;
+        if (!bench_crew_do(&bench->crew, order, bench->reports)) return false;
         values[i] = most(bench, FIGURE_ALL);
     }
-    *median_out = cairn_bench_spread_of(values, SINGLY_RUNS).median;
+    *median_out = bench_spread_of(values, SINGLY_RUNS).median;
     return true;
 }
 
@@ -285,7 +281,7 @@ static void take(double *greatest, uint64_t from_us, uint64_t to_us)
 }
 
 /* A run's round is the one that was granted while it ran. */
-static void add_shard(struct side *side, const struct cairn_bench_times *times, size_t count)
+static void add_shard(struct side *side, const struct bench_times *times, size_t count)
 {
     size_t at = 0;
     for (uint32_t i = 0; i < side->count; i++) {
@@ -302,9 +298,8 @@ static void add_parts(json_t *parts, const char *side_name, struct side *side, i
     char key[64];
     for (int p = 0; p < part_count; p++) {
         snprintf(key, sizeof key, "%s_%s", side_name, part_names[p]);
-        json_object_set_new(
-            parts, key,
-            json_real(cairn_bench_spread_of(side->parts[p] + 1, side->count - 1).median));
+        json_object_set_new(parts, key,
+                            json_real(bench_spread_of(side->parts[p] + 1, side->count - 1).median));
     }
 }
 
@@ -312,9 +307,9 @@ static void report(struct tensors_bench *bench, const struct local *local)
 {
     const int parts = local->daemon_count > 0 ? PARTS : PART_DAEMONS_CPU;
     for (int s = 1; s < local->daemon_count; s++) {
-        struct cairn_bench_times *times = NULL;
+        struct bench_times *times = NULL;
         size_t count = 0;
-        if (!cairn_bench_times_read(local, s, &times, &count)) continue;
+        if (!bench_times_read(local, s, &times, &count)) continue;
         add_shard(&bench->many_side, times, count);
         add_shard(&bench->one_side, times, count);
         free(times);
@@ -329,14 +324,13 @@ static int run_there(struct local *local, void *context)
     struct tensors_bench *bench = context;
     int done = 1;
     if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
-    if (cairn_bench_crew_start(&bench->crew, local, bench->workers, work, bench))
-        done = cairn_bench_alternate(bench->result, bench->ctl->bench.seconds, run_many, run_one,
-                                     bench);
+    if (bench_crew_start(&bench->crew, local, bench->workers, work, bench))
+        done = bench_alternate(bench->result, bench->ctl->bench.seconds, run_many, run_one, bench);
     double singly;
     if (done < 0 && !run_singly(bench, &singly)) done = 1;
     if (done < 0) report(bench, local);
     if (done < 0) json_object_set_new(bench->result->parts, "singly_s", json_real(singly));
-    cairn_bench_crew_stop(&bench->crew);
+    bench_crew_stop(&bench->crew);
     return done;
 }
 
@@ -345,10 +339,10 @@ static int run_there(struct local *local, void *context)
 static void make_models(struct tensors_bench *bench)
 {
     const struct ctl_bench *asked = &bench->ctl->bench;
-    struct cairn_bench_model *many = &bench->many, *one = &bench->one;
+    struct bench_model *many = &bench->many, *one = &bench->one;
     many->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
-    cairn_bench_model_cut(many, asked->params > 0 ? asked->params
-                                                  : (uint64_t)many->tensors * CAIRN_BENCH_COLUMNS);
+    bench_model_cut(many, asked->params > 0 ? asked->params
+                                            : (uint64_t)many->tensors * CAIRN_BENCH_COLUMNS);
     many->wire = asked->wire != NULL && strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
     snprintf(many->job, sizeof many->job, "bench.tensors.%llux%u.%s.w%u",
              (unsigned long long)many->rows, many->tensors,
@@ -359,36 +353,35 @@ static void make_models(struct tensors_bench *bench)
     snprintf(one->job, sizeof one->job, "%.50s.one", many->job);
 }
 
-int cairn_bench_tensors(struct ctl *ctl)
+int bench_tensors(struct ctl *ctl)
 {
     static struct tensors_bench bench;
     static struct local local;
-    struct cairn_bench_result result = { .bench = "tensors",
-                                         .unit = "s",
-                                         .reference_name =
-                                             "the step of one tensor of as many bytes",
-                                         .less_is_better = true };
+    struct bench_result result = { .bench = "tensors",
+                                   .unit = "s",
+                                   .reference_name = "the step of one tensor of as many bytes",
+                                   .less_is_better = true };
     if (ctl->shards == 0) ctl->shards = 2;
     bench.ctl = local.ctl = ctl;
     bench.result = &result;
     bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 1;
     if (bench.workers > CAIRN_BENCH_WORKERS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench.workers,
-                              CAIRN_BENCH_WORKERS_MAX);
+        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench.workers,
+                        CAIRN_BENCH_WORKERS_MAX);
     make_models(&bench);
     if (bench.many.tensors > CAIRN_BENCH_TENSORS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
-                              bench.many.tensors, CAIRN_BENCH_TENSORS_MAX);
-    if (!cairn_bench_is_path(ctl->path))
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
-                              ctl->path);
+        return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed", bench.many.tensors,
+                        CAIRN_BENCH_TENSORS_MAX);
+    if (!bench_is_path(ctl->path))
+        return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed",
+                        ctl->path);
     local.is_debug = true;
-    const int done = cairn_local_run(&local, run_there, &bench);
+    const int done = local_run(&local, run_there, &bench);
     if (done >= 0) return done;
     result.params = json_pack(
-        "{s:I, s:I, s:I, s:I, s:s, s:s}", "params", (json_int_t)cairn_bench_model_elems(&bench.one),
+        "{s:I, s:I, s:I, s:I, s:s, s:s}", "params", (json_int_t)bench_model_elems(&bench.one),
         "tensors", (json_int_t)bench.many.tensors, "workers", (json_int_t)bench.workers, "shards",
         (json_int_t)ctl->shards, "wire", bench.many.wire == CAIRN_F32 ? "f32" : "bf16", "path",
         ctl->path != NULL ? ctl->path : "auto");
-    return cairn_bench_print(&result, ctl);
+    return bench_print(&result, ctl);
 }

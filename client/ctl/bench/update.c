@@ -41,15 +41,15 @@
 
 #define CAIRN_BENCH_STREAMS_MAX 8
 
-struct cairn_bench_stream {
+struct bench_stream {
     void *data;
     size_t bytes_per_elem; /* 2 or 4 */
 };
 
 /* Reads and writes elements [first, first + elems) of every stream, side by side, and leaves all as it was:
  * it adds 0. first and elems are multiples of 2048. In the widest instruction set that the CPU has. */
-void cairn_bench_streams_touch(const struct cairn_bench_stream *streams, size_t stream_count,
-                               size_t first, size_t elems);
+void bench_streams_touch(const struct bench_stream *streams, size_t stream_count, size_t first,
+                         size_t elems);
 
 /* ==== update ==== */
 
@@ -59,7 +59,7 @@ void cairn_bench_streams_touch(const struct cairn_bench_stream *streams, size_t 
 #define CAIRN_UPDATE_THREADS_MAX  64
 
 /* The part of an update that is done, by --only. */
-enum cairn_update_only {
+enum update_only {
     CAIRN_UPDATE_ALL,   /* fold and update, as a shard */
     CAIRN_UPDATE_ADAMW, /* of an fp32 gradient, without a published copy */
     CAIRN_UPDATE_ZEROS, /* the same, of gradients and moments that are and stay 0 */
@@ -70,7 +70,7 @@ enum cairn_update_only {
 };
 
 /* The data that the works of one chunk point to while they run. */
-struct cairn_update_slot {
+struct update_slot {
     struct cairn_source sources[CAIRN_UPDATE_SOURCES];
     struct cairn_sums sums;
     uint64_t nonfinite;
@@ -78,20 +78,20 @@ struct cairn_update_slot {
 };
 
 /* A thread's own things, owned. */
-struct cairn_update_thread {
+struct update_thread {
     struct cairn_home_stream *stream;
-    struct cairn_update_slot *slots; /* [list_chunks] */
-    struct cairn_work *works;        /* [list_chunks], at least as many as a chunk is filled with */
-    float *values;                   /* [chunk] host memory, to fill from */
+    struct update_slot *slots; /* [list_chunks] */
+    struct cairn_work *works;  /* [list_chunks], at least as many as a chunk is filled with */
+    float *values;             /* [chunk] host memory, to fill from */
 };
 
-struct cairn_update_arrays {
+struct update_arrays {
     /* set by the caller before opening */
     struct cairn_home *home; /* borrowed */
     struct cairn_geometry geometry;
     struct cairn_group_scalars scalars;
     cairn_dtype wire_dtype;
-    enum cairn_update_only only;
+    enum update_only only;
     size_t elems; /* whole chunks */
     uint32_t threads;
     /* owned: addresses in the home; NULL: not of this bench */
@@ -100,8 +100,8 @@ struct cairn_update_arrays {
     float *host; /* [elems] pinned host memory, of CAIRN_UPDATE_COPY; in large pages */
     bool is_pinned;
     void *copies; /* a device's: room for all arrays once more; NULL for the host */
-    struct cairn_bench_stream streams[CAIRN_BENCH_STREAMS_MAX]; /* the same arrays */
-    struct cairn_update_map {
+    struct bench_stream streams[CAIRN_BENCH_STREAMS_MAX]; /* the same arrays */
+    struct update_map {
         struct cairn_home_memory memory; /* a device's */
         void *map;                       /* the host's, in large pages */
         size_t bytes;
@@ -109,30 +109,29 @@ struct cairn_update_arrays {
     size_t stream_count, map_count;
     size_t streams_bytes; /* an element: of all arrays */
     size_t list_chunks;   /* works that a thread gives at once */
-    struct cairn_update_thread thread[CAIRN_UPDATE_THREADS_MAX];
+    struct update_thread thread[CAIRN_UPDATE_THREADS_MAX];
 };
 
 /* Makes them, and fills them: gradients of about the size that a step has, or of CAIRN_UPDATE_ZEROS zeros;
  * parameters and moments have seen one update. False: `why` says it, and all is given back by
- * cairn_update_arrays_close. */
-bool cairn_update_arrays_open(struct cairn_update_arrays *arrays, struct cairn_sentence *why);
-void cairn_update_arrays_close(struct cairn_update_arrays *arrays);
+ * update_arrays_close. */
+bool update_arrays_open(struct update_arrays *arrays, struct cairn_sentence *why);
+void update_arrays_close(struct update_arrays *arrays);
 
 /* Fills the arrays; of opening. */
-bool cairn_update_pass_fill(struct cairn_update_arrays *arrays, struct cairn_sentence *why);
+bool update_pass_fill(struct update_arrays *arrays, struct cairn_sentence *why);
 /* One pass over all arrays that it needs. Each gives the seconds that it took, and adds those of all cores to
  * *cpu_sum. 0: it failed, and `why` says how. */
-typedef double cairn_update_pass_fn(struct cairn_update_arrays *arrays, double *cpu_sum,
+typedef double cairn_update_pass_fn(struct update_arrays *arrays, double *cpu_sum,
                                     struct cairn_sentence *why);
-cairn_update_pass_fn cairn_update_pass_fold, cairn_update_pass_update, cairn_update_pass_hash,
-    cairn_update_pass_libsodium;
+cairn_update_pass_fn update_pass_fold, update_pass_update, update_pass_hash, update_pass_libsodium;
 /* Measures on the host how fast one thread hashes by each instruction set (NAME_gbps), and how many
  * times libsodium's rate that is (NAME_ratio), and adds that to `parts`. */
-void cairn_update_hash_sets(const struct cairn_update_arrays *arrays, json_t *parts);
+void update_hash_sets(const struct update_arrays *arrays, json_t *parts);
 /* The plane out of pinned host memory, and back. */
-cairn_update_pass_fn cairn_update_pass_in, cairn_update_pass_out;
+cairn_update_pass_fn update_pass_in, update_pass_out;
 /* Reads all arrays once and writes as many bytes: in place on the host, a copy on a device. */
-cairn_update_pass_fn cairn_update_pass_reference;
+cairn_update_pass_fn update_pass_reference;
 
 #define PARAMS_DEFAULT      ((uint64_t)64 << 20)
 #define THREADS_OF_DEVICE   2 /* while one waits for its list the other one's is at work */
@@ -141,7 +140,7 @@ cairn_update_pass_fn cairn_update_pass_reference;
 #define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)                    /* and where they are copied to */
 
 struct update_bench {
-    struct cairn_update_arrays arrays;
+    struct update_arrays arrays;
     double best[PASSES_MAX]; /* seconds of each pass */
     uint64_t launches;       /* of a device, for all of them once */
     /* processor time of all runs: their ratio stands on a machine whose cores others use, too */
@@ -151,7 +150,7 @@ struct update_bench {
 
 /* ---- the two runs ---- */
 
-/* Indexed by enum cairn_update_only: --only NAME, its passes, and the counted bytes an element:
+/* Indexed by enum update_only: --only NAME, its passes, and the counted bytes an element:
  * `bytes`, and `wires` times those of the wire type. */
 static const struct subject {
     const char *name;
@@ -162,56 +161,51 @@ static const struct subject {
     size_t bytes, wires;
 } subjects[CAIRN_UPDATE_ONLIES] = {
     [CAIRN_UPDATE_ALL] = { "",
-                           { { "fold_s", cairn_update_pass_fold },
-                             { "update_s", cairn_update_pass_update } },
+                           { { "fold_s", update_pass_fold }, { "update_s", update_pass_update } },
                            4 + 28,
                            CAIRN_UPDATE_SOURCES + 1 },
-    [CAIRN_UPDATE_ADAMW] = { "adamw", { { "update_s", cairn_update_pass_update } }, 28, 0 },
-    [CAIRN_UPDATE_ZEROS] = { "zeros", { { "update_s", cairn_update_pass_update } }, 28, 0 },
-    [CAIRN_UPDATE_FOLD] = { "fold",
-                            { { "fold_s", cairn_update_pass_fold } },
-                            4,
-                            CAIRN_UPDATE_SOURCES },
-    [CAIRN_UPDATE_HASH] = { "hash", { { "hash_s", cairn_update_pass_hash } }, 4, 0 },
+    [CAIRN_UPDATE_ADAMW] = { "adamw", { { "update_s", update_pass_update } }, 28, 0 },
+    [CAIRN_UPDATE_ZEROS] = { "zeros", { { "update_s", update_pass_update } }, 28, 0 },
+    [CAIRN_UPDATE_FOLD] = { "fold", { { "fold_s", update_pass_fold } }, 4, CAIRN_UPDATE_SOURCES },
+    [CAIRN_UPDATE_HASH] = { "hash", { { "hash_s", update_pass_hash } }, 4, 0 },
     [CAIRN_UPDATE_COPY] = { "copy",
-                            { { "in_s", cairn_update_pass_in },
-                              { "out_s", cairn_update_pass_out } },
+                            { { "in_s", update_pass_in }, { "out_s", update_pass_out } },
                             8,
                             0 },
 };
 
-static size_t counted_bytes(const struct cairn_update_arrays *arrays)
+static size_t counted_bytes(const struct update_arrays *arrays)
 {
     const struct subject *subject = &subjects[arrays->only];
     return subject->bytes + subject->wires * cairn_dtype_bytes((int)arrays->wire_dtype);
 }
 
 /* Hashes of the host are measured against libsodium's, by the same threads; all else against memory. */
-static bool is_by_libsodium(const struct cairn_update_arrays *arrays)
+static bool is_by_libsodium(const struct update_arrays *arrays)
 {
     return arrays->only == CAIRN_UPDATE_HASH && cairn_home_info(arrays->home)->is_host;
 }
 
-static size_t reference_bytes(const struct cairn_update_arrays *arrays)
+static size_t reference_bytes(const struct update_arrays *arrays)
 {
     return is_by_libsodium(arrays) ? counted_bytes(arrays) : 2 * arrays->streams_bytes;
 }
 
-static double rate(const struct cairn_update_arrays *arrays, size_t bytes_per_elem, double seconds)
+static double rate(const struct update_arrays *arrays, size_t bytes_per_elem, double seconds)
 {
     return (double)bytes_per_elem * (double)arrays->elems / seconds * 1e-9;
 }
 
 static double fail_run(const struct update_bench *bench)
 {
-    cairn_ctl_fail(CAIRN_ERR_IO, "%s", bench->why.text);
+    ctl_fail(CAIRN_ERR_IO, "%s", bench->why.text);
     return 0;
 }
 
 static double run_subject(void *context)
 {
     struct update_bench *bench = context;
-    struct cairn_update_arrays *arrays = &bench->arrays;
+    struct update_arrays *arrays = &bench->arrays;
     const struct subject *subject = &subjects[arrays->only];
     double all = 0;
     const uint64_t launches = cairn_home_use(arrays->home).launches;
@@ -228,8 +222,8 @@ static double run_subject(void *context)
 static double run_reference(void *context)
 {
     struct update_bench *bench = context;
-    cairn_update_pass_fn *pass = is_by_libsodium(&bench->arrays) ? cairn_update_pass_libsodium
-                                                                 : cairn_update_pass_reference;
+    cairn_update_pass_fn *pass = is_by_libsodium(&bench->arrays) ? update_pass_libsodium
+                                                                 : update_pass_reference;
     const double seconds = pass(&bench->arrays, &bench->reference_cpu, &bench->why);
     return seconds > 0 ? rate(&bench->arrays, reference_bytes(&bench->arrays), seconds)
                        : fail_run(bench);
@@ -237,29 +231,29 @@ static double run_reference(void *context)
 
 /* ---- what is asked for ---- */
 
-static bool only_of(const char *name, enum cairn_update_only *out)
+static bool only_of(const char *name, enum update_only *out)
 {
     for (int i = CAIRN_UPDATE_ALL + 1; i < CAIRN_UPDATE_ONLIES; i++) {
         if (strcmp(name, subjects[i].name) != 0) continue;
-        *out = (enum cairn_update_only)i;
+        *out = (enum update_only)i;
         return true;
     }
     return false;
 }
 
 /* -1: go on; else the exit status. */
-static int judge_words(const struct ctl *ctl, struct cairn_update_arrays *arrays)
+static int judge_words(const struct ctl *ctl, struct update_arrays *arrays)
 {
     const char *wire = ctl->bench.wire, *only = ctl->bench.only, *backend = ctl->bench.backend;
     const bool is_host = backend == NULL || strcmp(backend, "host") == 0;
     if (only != NULL && !only_of(only, &arrays->only))
-        return cairn_ctl_usage_fail(ctl, "--only %s: adamw, zeros, fold, hash and copy are allowed",
-                                    only);
+        return ctl_usage_fail(ctl, "--only %s: adamw, zeros, fold, hash and copy are allowed",
+                              only);
     if (is_host && arrays->only == CAIRN_UPDATE_COPY)
-        return cairn_ctl_usage_fail(ctl, "--only copy is of a device; with --backend cuda");
+        return ctl_usage_fail(ctl, "--only copy is of a device; with --backend cuda");
     if (ctl->bench.device != NULL && is_host)
-        return cairn_ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
-                                    ctl->bench.device);
+        return ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
+                              ctl->bench.device);
     arrays->wire_dtype = wire != NULL && strcmp(wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
     return -1;
 }
@@ -271,25 +265,25 @@ static int open_home(const struct ctl *ctl, struct update_bench *bench)
     if (backend == NULL || strcmp(backend, "host") == 0) return -1;
     const cairn_status status = cairn_home_open_cuda(ctl->bench.device, &bench->arrays.home,
                                                      &bench->why);
-    return status == CAIRN_OK ? -1 : cairn_ctl_fail(status, "%s", bench->why.text);
+    return status == CAIRN_OK ? -1 : ctl_fail(status, "%s", bench->why.text);
 }
 
-static int judge_size(const struct ctl *ctl, struct cairn_update_arrays *arrays)
+static int judge_size(const struct ctl *ctl, struct update_arrays *arrays)
 {
     const bool is_host = cairn_home_info(arrays->home)->is_host;
     const uint64_t room = is_host
-                              ? cairn_bench_memory_bytes() / 2 / BYTES_MAX
+                              ? bench_memory_bytes() / 2 / BYTES_MAX
                               : cairn_home_free_bytes(arrays->home) / 10 * 9 / BYTES_MAX_OF_DEVICE;
     const uint64_t wanted = ctl->bench.params > 0 ? ctl->bench.params : PARAMS_DEFAULT;
     if (ctl->bench.params > room)
-        return cairn_ctl_usage_fail(ctl, "--params %llu: %s holds %llu", (unsigned long long)wanted,
-                                    is_host ? "half of the memory that is free"
-                                            : "what is free of the device, with room for a copy,",
-                                    (unsigned long long)room);
+        return ctl_usage_fail(ctl, "--params %llu: %s holds %llu", (unsigned long long)wanted,
+                              is_host ? "half of the memory that is free"
+                                      : "what is free of the device, with room for a copy,",
+                              (unsigned long long)room);
     arrays->elems = (size_t)(wanted < room ? wanted : room) / CAIRN_UPDATE_CHUNK_ELEMS *
                     CAIRN_UPDATE_CHUNK_ELEMS;
     if (arrays->elems == 0) arrays->elems = CAIRN_UPDATE_CHUNK_ELEMS;
-    const uint32_t threads = is_host ? cairn_bench_core_count() : THREADS_OF_DEVICE;
+    const uint32_t threads = is_host ? bench_core_count() : THREADS_OF_DEVICE;
     arrays->threads = ctl->bench.threads > 0 ? ctl->bench.threads : threads;
     if (arrays->threads > CAIRN_UPDATE_THREADS_MAX) arrays->threads = CAIRN_UPDATE_THREADS_MAX;
     return -1;
@@ -297,9 +291,9 @@ static int judge_size(const struct ctl *ctl, struct cairn_update_arrays *arrays)
 
 /* ---- the bench ---- */
 
-static void describe(const struct update_bench *bench, struct cairn_bench_result *result)
+static void describe(const struct update_bench *bench, struct bench_result *result)
 {
-    const struct cairn_update_arrays *arrays = &bench->arrays;
+    const struct update_arrays *arrays = &bench->arrays;
     const struct cairn_home_info *home = cairn_home_info(arrays->home);
     result->params = json_pack(
         "{s:I, s:I, s:s, s:I, s:I, s:s, s:s}", "params", (json_int_t)arrays->elems, "threads",
@@ -318,14 +312,14 @@ static void describe(const struct update_bench *bench, struct cairn_bench_result
         json_object_set_new(result->parts, "launches", json_integer((json_int_t)bench->launches));
         return;
     }
-    if (arrays->only == CAIRN_UPDATE_HASH) cairn_update_hash_sets(arrays, result->parts);
+    if (arrays->only == CAIRN_UPDATE_HASH) update_hash_sets(arrays, result->parts);
     const double cpu_ratio = (double)counted_bytes(arrays) / bench->subject_cpu /
                              ((double)reference_bytes(arrays) / bench->reference_cpu);
     json_object_set_new(result->parts, "cpu_ratio", json_real(cpu_ratio));
 }
 
 /* Once the arrays are there. */
-static const char *reference_name(const struct cairn_update_arrays *arrays)
+static const char *reference_name(const struct update_arrays *arrays)
 {
     static char name[48];
     if (is_by_libsodium(arrays)) return "libsodium, a leaf after the other";
@@ -343,33 +337,32 @@ static int run_bench(struct ctl *ctl, struct update_bench *bench)
                                              .beta2 = 0.999,
                                              .eps = 1e-8,
                                              .weight_decay = 0.01 };
-    struct cairn_update_arrays *arrays = &bench->arrays;
+    struct update_arrays *arrays = &bench->arrays;
     char name[24];
     snprintf(name, sizeof name, "update%s%s", arrays->only != CAIRN_UPDATE_ALL ? "." : "",
              subjects[arrays->only].name);
-    struct cairn_bench_result result = { .bench = name, .unit = "GB/s" };
+    struct bench_result result = { .bench = name, .unit = "GB/s" };
     const struct cairn_shape shape = { .rank = 1, .dim = { arrays->elems } };
     arrays->geometry = cairn_geometry_of(&shape);
     int done = -1;
     if (cairn_group_scalars_of(&hyper, 1, cairn_f32_bits(0.5f), &arrays->scalars) != CAIRN_OK)
-        done = cairn_ctl_fail(CAIRN_ERR_INVALID, "no scalars of the first step");
-    else if (!cairn_update_arrays_open(arrays, &bench->why))
-        done = cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "%s", bench->why.text);
+        done = ctl_fail(CAIRN_ERR_INVALID, "no scalars of the first step");
+    else if (!update_arrays_open(arrays, &bench->why))
+        done = ctl_fail(CAIRN_ERR_NO_MEMORY, "%s", bench->why.text);
     result.reference_name = reference_name(arrays);
     if (done < 0)
-        done = cairn_bench_alternate(&result, ctl->bench.seconds, run_subject, run_reference,
-                                     bench);
+        done = bench_alternate(&result, ctl->bench.seconds, run_subject, run_reference, bench);
     if (done < 0) describe(bench, &result);
-    cairn_update_arrays_close(arrays);
-    return done < 0 ? cairn_bench_print(&result, ctl) : done;
+    update_arrays_close(arrays);
+    return done < 0 ? bench_print(&result, ctl) : done;
 }
 
-int cairn_bench_update(struct ctl *ctl)
+int bench_update(struct ctl *ctl)
 {
     static struct update_bench bench;
     int done = judge_words(ctl, &bench.arrays);
     if (done < 0 && sodium_init() < 0) // until then libsodium hashes by its portable code
-        done = cairn_ctl_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
+        done = ctl_fail(CAIRN_ERR_INTERNAL, "libsodium does not start");
     if (done < 0) done = open_home(ctl, &bench);
     if (done >= 0) return done;
     done = judge_size(ctl, &bench.arrays);
@@ -385,7 +378,7 @@ int cairn_bench_update(struct ctl *ctl)
 #define LIST_CHUNKS_MAX 1024
 #define FILL_WORKS      (CAIRN_UPDATE_SOURCES + 1)
 
-static bool is_host(const struct cairn_update_arrays *arrays)
+static bool is_host(const struct update_arrays *arrays)
 {
     return cairn_home_info(arrays->home)->is_host;
 }
@@ -393,7 +386,7 @@ static bool is_host(const struct cairn_update_arrays *arrays)
 /* ---- memory ---- */
 
 /* In large pages, as a shard's arenas are. */
-static void *map_host(struct cairn_update_map *map, size_t bytes)
+static void *map_host(struct update_map *map, size_t bytes)
 {
     char *at = cairn_pages_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     if (at == MAP_FAILED) return NULL;
@@ -403,10 +396,9 @@ static void *map_host(struct cairn_update_map *map, size_t bytes)
     return at;
 }
 
-static void *make_memory(struct cairn_update_arrays *arrays, size_t bytes,
-                         struct cairn_sentence *why)
+static void *make_memory(struct update_arrays *arrays, size_t bytes, struct cairn_sentence *why)
 {
-    struct cairn_update_map *map = &arrays->maps[arrays->map_count];
+    struct update_map *map = &arrays->maps[arrays->map_count];
     void *base = NULL;
     if (is_host(arrays)) {
         base = map_host(map, bytes);
@@ -420,20 +412,20 @@ static void *make_memory(struct cairn_update_arrays *arrays, size_t bytes,
 }
 
 /* `begin`: where a shard has it in a page, proto/fabric/backend.h. */
-static void *make_array(struct cairn_update_arrays *arrays, size_t stream, size_t bytes_per_elem,
+static void *make_array(struct update_arrays *arrays, size_t stream, size_t bytes_per_elem,
                         struct cairn_sentence *why)
 {
     const size_t begin = is_host(arrays) ? cairn_stagger_begin(stream) : 0;
     char *base = make_memory(arrays, begin + arrays->elems * bytes_per_elem, why);
     if (base == NULL) return NULL;
-    arrays->streams[arrays->stream_count++] = (struct cairn_bench_stream) { base + begin,
-                                                                            bytes_per_elem };
+    arrays->streams[arrays->stream_count++] = (struct bench_stream) { base + begin,
+                                                                      bytes_per_elem };
     arrays->streams_bytes += bytes_per_elem;
     return base + begin;
 }
 
 /* Pinned as a shard's landing is; where that fails, copies are slower, and right. */
-static bool make_host(struct cairn_update_arrays *arrays, struct cairn_sentence *why)
+static bool make_host(struct update_arrays *arrays, struct cairn_sentence *why)
 {
     const size_t bytes = arrays->elems * sizeof *arrays->host;
     struct cairn_sentence unpinned;
@@ -448,7 +440,7 @@ static bool make_host(struct cairn_update_arrays *arrays, struct cairn_sentence 
     return true;
 }
 
-static bool make_arrays(struct cairn_update_arrays *a, struct cairn_sentence *why)
+static bool make_arrays(struct update_arrays *a, struct cairn_sentence *why)
 {
     const size_t wire = cairn_dtype_bytes((int)a->wire_dtype);
     const bool is_all = a->only == CAIRN_UPDATE_ALL;
@@ -472,7 +464,7 @@ static bool make_arrays(struct cairn_update_arrays *a, struct cairn_sentence *wh
 
 /* ---- threads ---- */
 
-static bool make_thread(struct cairn_update_arrays *arrays, struct cairn_update_thread *thread,
+static bool make_thread(struct update_arrays *arrays, struct update_thread *thread,
                         struct cairn_sentence *why)
 {
     const size_t works = arrays->list_chunks > FILL_WORKS ? arrays->list_chunks : FILL_WORKS;
@@ -485,17 +477,17 @@ static bool make_thread(struct cairn_update_arrays *arrays, struct cairn_update_
     return false;
 }
 
-bool cairn_update_arrays_open(struct cairn_update_arrays *arrays, struct cairn_sentence *why)
+bool update_arrays_open(struct update_arrays *arrays, struct cairn_sentence *why)
 {
     const uint32_t best = cairn_home_info(arrays->home)->works_best;
     arrays->list_chunks = best < 1 ? 1 : best < LIST_CHUNKS_MAX ? best : LIST_CHUNKS_MAX;
     if (!make_arrays(arrays, why)) return false;
     for (uint32_t i = 0; i < arrays->threads; i++)
         if (!make_thread(arrays, &arrays->thread[i], why)) return false;
-    return cairn_update_pass_fill(arrays, why);
+    return update_pass_fill(arrays, why);
 }
 
-void cairn_update_arrays_close(struct cairn_update_arrays *arrays)
+void update_arrays_close(struct update_arrays *arrays)
 {
     for (uint32_t i = 0; i < CAIRN_UPDATE_THREADS_MAX; i++) {
         cairn_home_stream_close(arrays->thread[i].stream);
@@ -533,7 +525,7 @@ static double rate_of(size_t elems, double seconds)
     return (double)(elems * sizeof(float)) / seconds * 1e-9;
 }
 
-static double by_set(const struct cairn_update_arrays *arrays, size_t elems,
+static double by_set(const struct update_arrays *arrays, size_t elems,
                      const struct cairn_backend *host)
 {
     struct cairn_hash hashes[CAIRN_UPDATE_CHUNK_LEAVES];
@@ -548,10 +540,10 @@ static void set_median(json_t *parts, const char *set, const char *what, double 
 {
     char key[32];
     snprintf(key, sizeof key, "%s_%s", set, what);
-    json_object_set_new(parts, key, json_real(cairn_bench_spread_of(values, ROUNDS).median));
+    json_object_set_new(parts, key, json_real(bench_spread_of(values, ROUNDS).median));
 }
 
-void cairn_update_hash_sets(const struct cairn_update_arrays *arrays, json_t *parts)
+void update_hash_sets(const struct update_arrays *arrays, json_t *parts)
 {
     double rate[CAIRN_HOST_ISA_COUNT][ROUNDS];
     double ratio[CAIRN_HOST_ISA_COUNT][ROUNDS];
@@ -583,8 +575,8 @@ struct pass_thread;
 typedef cairn_status (*list_fn)(struct pass_thread *thread, size_t first, size_t count);
 
 struct pass_thread {
-    struct cairn_update_arrays *arrays;
-    struct cairn_update_thread *own;
+    struct update_arrays *arrays;
+    struct update_thread *own;
     list_fn run;
     uint32_t number;
     size_t list_chunks;
@@ -600,8 +592,8 @@ static char *at(void *array, size_t chunk, size_t bytes_per_elem)
 
 /* ---- lists of works ---- */
 
-static struct cairn_work fold_of(const struct cairn_update_arrays *arrays, size_t chunk,
-                                 struct cairn_update_slot *slot)
+static struct cairn_work fold_of(const struct update_arrays *arrays, size_t chunk,
+                                 struct update_slot *slot)
 {
     const size_t wire = cairn_dtype_bytes((int)arrays->wire_dtype);
     memset(&slot->sums, 0, sizeof slot->sums);
@@ -620,8 +612,8 @@ static struct cairn_work fold_of(const struct cairn_update_arrays *arrays, size_
                                                 .sums = &slot->sums } };
 }
 
-static struct cairn_work update_of(const struct cairn_update_arrays *arrays, size_t chunk,
-                                   struct cairn_update_slot *slot)
+static struct cairn_work update_of(const struct update_arrays *arrays, size_t chunk,
+                                   struct update_slot *slot)
 {
     const size_t first = chunk * CHUNK_ELEMS, wire = cairn_dtype_bytes((int)arrays->wire_dtype);
     return (struct cairn_work) {
@@ -641,7 +633,7 @@ static struct cairn_work update_of(const struct cairn_update_arrays *arrays, siz
 
 static cairn_status fold_list(struct pass_thread *thread, size_t first, size_t count)
 {
-    struct cairn_update_thread *own = thread->own;
+    struct update_thread *own = thread->own;
     for (size_t i = 0; i < count; i++)
         own->works[i] = fold_of(thread->arrays, first + i, &own->slots[i]);
     return cairn_home_run(own->stream, own->works, count, &thread->why);
@@ -649,14 +641,14 @@ static cairn_status fold_list(struct pass_thread *thread, size_t first, size_t c
 
 static cairn_status update_list(struct pass_thread *thread, size_t first, size_t count)
 {
-    struct cairn_update_thread *own = thread->own;
+    struct update_thread *own = thread->own;
     for (size_t i = 0; i < count; i++)
         own->works[i] = update_of(thread->arrays, first + i, &own->slots[i]);
     return cairn_home_run(own->stream, own->works, count, &thread->why);
 }
 
-static struct cairn_work hash_of(const struct cairn_update_arrays *arrays, size_t chunk,
-                                 struct cairn_update_slot *slot)
+static struct cairn_work hash_of(const struct update_arrays *arrays, size_t chunk,
+                                 struct update_slot *slot)
 {
     return (struct cairn_work) { .kind = CAIRN_WORK_HASH,
                                  .hash = { .plane = arrays->param + chunk * CHUNK_ELEMS,
@@ -669,7 +661,7 @@ static struct cairn_work hash_of(const struct cairn_update_arrays *arrays, size_
 
 static cairn_status hash_list(struct pass_thread *thread, size_t first, size_t count)
 {
-    struct cairn_update_thread *own = thread->own;
+    struct update_thread *own = thread->own;
     for (size_t i = 0; i < count; i++)
         own->works[i] = hash_of(thread->arrays, first + i, &own->slots[i]);
     return cairn_home_run(own->stream, own->works, count, &thread->why);
@@ -678,7 +670,7 @@ static cairn_status hash_list(struct pass_thread *thread, size_t first, size_t c
 /* A leaf after the other. */
 static cairn_status libsodium_list(struct pass_thread *thread, size_t first, size_t count)
 {
-    struct cairn_update_thread *own = thread->own;
+    struct update_thread *own = thread->own;
     for (size_t i = 0; i < count; i++) {
         const struct cairn_work work = hash_of(thread->arrays, first + i, &own->slots[i]);
         cairn_backend_host_at(0)->hash_each(work.hash.plane, work.hash.dtype, work.hash.geometry,
@@ -691,7 +683,7 @@ static cairn_status libsodium_list(struct pass_thread *thread, size_t first, siz
 static cairn_status copy_list(struct pass_thread *thread, float *to, const float *from,
                               size_t first, size_t count)
 {
-    struct cairn_update_thread *own = thread->own;
+    struct update_thread *own = thread->own;
     for (size_t i = 0; i < count; i++) {
         const size_t at = (first + i) * CHUNK_ELEMS;
         own->works[i] = (struct cairn_work) {
@@ -715,15 +707,15 @@ static cairn_status out_list(struct pass_thread *thread, size_t first, size_t co
 /* Used by the reference pass on the host alone. */
 static cairn_status touch_list(struct pass_thread *thread, size_t first, size_t count)
 {
-    cairn_bench_streams_touch(thread->arrays->streams, thread->arrays->stream_count,
-                              first * CHUNK_ELEMS, count * CHUNK_ELEMS);
+    bench_streams_touch(thread->arrays->streams, thread->arrays->stream_count, first * CHUNK_ELEMS,
+                        count * CHUNK_ELEMS);
     return CAIRN_OK;
 }
 
 static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t count)
 {
-    const struct cairn_update_arrays *arrays = thread->arrays;
-    struct cairn_update_thread *own = thread->own;
+    const struct update_arrays *arrays = thread->arrays;
+    struct update_thread *own = thread->own;
     const size_t wire = cairn_dtype_bytes((int)arrays->wire_dtype);
     uint32_t state = (uint32_t)first * 2654435761u + 1;
     size_t works = 0;
@@ -777,14 +769,14 @@ static void *pass_main(void *argument)
 }
 
 /* The seconds it took, and of all cores in *cpu_sum; 0: it failed. */
-static double run_pass(struct cairn_update_arrays *arrays, list_fn run, size_t list_chunks,
+static double run_pass(struct update_arrays *arrays, list_fn run, size_t list_chunks,
                        double *cpu_sum, struct cairn_sentence *why)
 {
     static struct pass_thread threads[CAIRN_UPDATE_THREADS_MAX];
     pthread_t ids[CAIRN_UPDATE_THREADS_MAX];
     uint32_t started = 1;
     int failed = 0;
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     for (uint32_t i = 0; i < arrays->threads; i++) {
         threads[i] = (struct pass_thread) { .arrays = arrays, .run = run, .number = i };
         threads[i].own = &arrays->thread[i];
@@ -794,7 +786,7 @@ static double run_pass(struct cairn_update_arrays *arrays, list_fn run, size_t l
         failed = pthread_create(&ids[started], NULL, pass_main, &threads[started]);
     pass_main(&threads[0]);
     for (uint32_t i = 1; i < started; i++) pthread_join(ids[i], NULL);
-    const double seconds = cairn_bench_now() - begin;
+    const double seconds = bench_now() - begin;
     for (uint32_t i = 0; i < started; i++) {
         *cpu_sum += threads[i].cpu;
         if (threads[i].status == CAIRN_OK) continue;
@@ -809,50 +801,45 @@ static double run_pass(struct cairn_update_arrays *arrays, list_fn run, size_t l
 
 /* ---- the passes ---- */
 
-bool cairn_update_pass_fill(struct cairn_update_arrays *arrays, struct cairn_sentence *why)
+bool update_pass_fill(struct update_arrays *arrays, struct cairn_sentence *why)
 {
     double unused = 0;
     return run_pass(arrays, fill_list, 1, &unused, why) > 0;
 }
 
-double cairn_update_pass_fold(struct cairn_update_arrays *arrays, double *cpu_sum,
-                              struct cairn_sentence *why)
+double update_pass_fold(struct update_arrays *arrays, double *cpu_sum, struct cairn_sentence *why)
 {
     return run_pass(arrays, fold_list, arrays->list_chunks, cpu_sum, why);
 }
 
-double cairn_update_pass_update(struct cairn_update_arrays *arrays, double *cpu_sum,
-                                struct cairn_sentence *why)
+double update_pass_update(struct update_arrays *arrays, double *cpu_sum, struct cairn_sentence *why)
 {
     return run_pass(arrays, update_list, arrays->list_chunks, cpu_sum, why);
 }
 
-double cairn_update_pass_hash(struct cairn_update_arrays *arrays, double *cpu_sum,
-                              struct cairn_sentence *why)
+double update_pass_hash(struct update_arrays *arrays, double *cpu_sum, struct cairn_sentence *why)
 {
     return run_pass(arrays, hash_list, arrays->list_chunks, cpu_sum, why);
 }
 
-double cairn_update_pass_libsodium(struct cairn_update_arrays *arrays, double *cpu_sum,
-                                   struct cairn_sentence *why)
+double update_pass_libsodium(struct update_arrays *arrays, double *cpu_sum,
+                             struct cairn_sentence *why)
 {
     return run_pass(arrays, libsodium_list, arrays->list_chunks, cpu_sum, why);
 }
 
-double cairn_update_pass_in(struct cairn_update_arrays *arrays, double *cpu_sum,
-                            struct cairn_sentence *why)
+double update_pass_in(struct update_arrays *arrays, double *cpu_sum, struct cairn_sentence *why)
 {
     return run_pass(arrays, in_list, arrays->list_chunks, cpu_sum, why);
 }
 
-double cairn_update_pass_out(struct cairn_update_arrays *arrays, double *cpu_sum,
-                             struct cairn_sentence *why)
+double update_pass_out(struct update_arrays *arrays, double *cpu_sum, struct cairn_sentence *why)
 {
     return run_pass(arrays, out_list, arrays->list_chunks, cpu_sum, why);
 }
 
 /* One list: the device has all of it at once. */
-static double copy_all(struct cairn_update_arrays *arrays, struct cairn_sentence *why)
+static double copy_all(struct update_arrays *arrays, struct cairn_sentence *why)
 {
     struct cairn_work works[CAIRN_BENCH_STREAMS_MAX];
     char *to = arrays->copies;
@@ -862,14 +849,14 @@ static double copy_all(struct cairn_update_arrays *arrays, struct cairn_sentence
                                          .copy = { to, arrays->streams[s].data, bytes } };
         to += bytes;
     }
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     if (cairn_home_run(arrays->thread[0].stream, works, arrays->stream_count, why) != CAIRN_OK)
         return 0;
-    return cairn_bench_now() - begin;
+    return bench_now() - begin;
 }
 
-double cairn_update_pass_reference(struct cairn_update_arrays *arrays, double *cpu_sum,
-                                   struct cairn_sentence *why)
+double update_pass_reference(struct update_arrays *arrays, double *cpu_sum,
+                             struct cairn_sentence *why)
 {
     if (arrays->copies != NULL) return copy_all(arrays, why);
     return run_pass(arrays, touch_list, 1, cpu_sum, why);
@@ -921,8 +908,8 @@ static add_fn choose(void)
     return add_plain;
 }
 
-void cairn_bench_streams_touch(const struct cairn_bench_stream *streams, size_t stream_count,
-                               size_t first, size_t elems)
+void bench_streams_touch(const struct bench_stream *streams, size_t stream_count, size_t first,
+                         size_t elems)
 {
     static volatile uint32_t zero; // not known to the compiler, so that the adds are made
     const add_fn add_to = choose();

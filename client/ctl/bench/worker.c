@@ -32,7 +32,7 @@ static bool take_memory(struct step_worker *w)
     if (w->plan->card >= 0) return step_card_take(w);
     cairn_status status = cairn_alloc(w->member.session, bytes, 0, &grads);
     if (status == CAIRN_OK) status = cairn_alloc(w->member.session, bytes, 0, &params);
-    if (!cairn_bench_is_ok(status)) return false;
+    if (!bench_is_ok(status)) return false;
     w->grads = grads;
     w->params = params;
     memset(params, 1, bytes);
@@ -42,7 +42,7 @@ static bool take_memory(struct step_worker *w)
     }
     memset(grads, 1, bytes);
     status = cairn_alloc(w->member.session, count * sizeof *w->made, 0, &made);
-    if (!cairn_bench_is_ok(status)) return false;
+    if (!bench_is_ok(status)) return false;
     w->made = made;
     fill(w->made, count, w->rank);
     return true;
@@ -59,11 +59,11 @@ struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint3
 
 /* ---- spans ---- */
 
-struct cairn_bench_span *step_add_span(struct step_worker *w, enum cairn_bench_span_kind kind,
-                                       uint32_t tensor, double begin)
+struct bench_span *step_add_span(struct step_worker *w, enum bench_span_kind kind, uint32_t tensor,
+                                 double begin)
 {
-    struct cairn_bench_span *span = &w->spans[w->span_count++];
-    *span = (struct cairn_bench_span) { begin, cairn_bench_now(), kind, tensor };
+    struct bench_span *span = &w->spans[w->span_count++];
+    *span = (struct bench_span) { begin, bench_now(), kind, tensor };
     return span;
 }
 
@@ -74,9 +74,9 @@ static void *await_acks(void *argument)
     uint32_t at; /* of the push's span */
     w->acks_ok = true;
     while (w->acks_ok && read(w->acks[0], &at, sizeof at) == sizeof at && at != UINT32_MAX) {
-        struct cairn_bench_span *span = &w->spans[at];
-        w->acks_ok = cairn_bench_is_ok(cairn_wait(w->ops[span->tensor], CAIRN_BENCH_CALL_MS));
-        span->end = cairn_bench_now();
+        struct bench_span *span = &w->spans[at];
+        w->acks_ok = bench_is_ok(cairn_wait(w->ops[span->tensor], CAIRN_BENCH_CALL_MS));
+        span->end = bench_now();
     }
     return NULL;
 }
@@ -103,12 +103,12 @@ cairn_status step_push_one(struct step_worker *w, const struct cairn_round *roun
 {
     const bool is_traced = w->plan->is_traced;
     struct cairn_mem grad = step_tensor_of(w, w->grads, i);
-    double begin = cairn_bench_now();
+    double begin = bench_now();
     if (w->made != NULL) {
         cairn_backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32,
                                       w->elems);
         if (is_traced) step_add_span(w, CAIRN_BENCH_SPAN_CAST, i, begin);
-        begin = cairn_bench_now();
+        begin = bench_now();
     }
     const cairn_status status = cairn_push(w->member.job, round, 0, w->member.names[i], NULL, &grad,
                                            is_traced ? &w->ops[i] : NULL);
@@ -122,7 +122,7 @@ cairn_status step_push_one(struct step_worker *w, const struct cairn_round *roun
 static cairn_status push_all(struct step_worker *w, const struct cairn_round *round)
 {
     const uint32_t tensors = w->plan->model.tensors;
-    const double begin = cairn_bench_now(), each = w->plan->backward_seconds / tensors;
+    const double begin = bench_now(), each = w->plan->backward_seconds / tensors;
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
         if (each > 0 && w->is_busy)
@@ -153,11 +153,11 @@ static cairn_status compute_traced(struct step_worker *w, const struct cairn_rou
     return status == CAIRN_OK && !w->acks_ok ? CAIRN_ERR_CLOSED : status;
 }
 
-cairn_status step_fetch_all(struct step_worker *w, const struct cairn_bench_member *member,
+cairn_status step_fetch_all(struct step_worker *w, const struct bench_member *member,
                             struct cairn_version version)
 {
     cairn_status status = CAIRN_OK;
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
         struct cairn_mem param = step_tensor_of(w, w->params, i);
         status = cairn_fetch(member->job, version, member->names[i], NULL, NULL, &param,
@@ -182,7 +182,7 @@ static cairn_status give_back(struct step_worker *w)
 static cairn_status map_all(struct step_worker *w, struct cairn_version version)
 {
     cairn_status status = give_back(w);
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
         struct cairn_view *view = &w->views[i];
         size_t count = 1;
@@ -212,7 +212,7 @@ static double host_bytes(const struct cairn_stats *stats)
 }
 
 void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
-                      struct cairn_bench_report *report)
+                      struct bench_report *report)
 {
     double *figures = report->figures;
     figures[STEP_FIGURE_PUSHED_BYTES] = (double)(after->pushed_bytes - before->pushed_bytes);
@@ -220,7 +220,7 @@ void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats
     figures[STEP_FIGURE_HOST_BYTES] = host_bytes(after) - host_bytes(before);
 }
 
-static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
+static bool run_step(struct step_worker *w, struct bench_report *report)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
@@ -229,46 +229,45 @@ static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
     memset(w->spans, 0, spans * sizeof *w->spans);
     w->span_count = 0;
     cairn_status status = cairn_job_stats(w->member.job, &before);
-    const double t0 = cairn_bench_now();
+    const double t0 = bench_now();
     if (status == CAIRN_OK) status = cairn_round_begin(w->member.job, CAIRN_BENCH_CALL_MS, &round);
     if (status == CAIRN_OK)
         status = w->plan->is_traced ? compute_traced(w, &round) : compute(w, &round);
-    const double t1 = cairn_bench_now();
+    const double t1 = bench_now();
     if (status == CAIRN_OK)
         status = cairn_commit(w->member.job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
-    const double t2 = cairn_bench_now();
+    const double t2 = bench_now();
     if (w->plan->is_traced) step_add_span(w, CAIRN_BENCH_SPAN_COMMIT, 0, t1);
     if (status == CAIRN_OK) status = read_all(w, result.version);
-    const double t3 = cairn_bench_now();
+    const double t3 = bench_now();
     if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
     w->plan->rounds[w->rank] = round.round;
-    *report =
-        (struct cairn_bench_report) { .figures = { [STEP_FIGURE_ALL] = t3 - t0,
+    *report = (struct bench_report) { .figures = { [STEP_FIGURE_ALL] = t3 - t0,
                                                    [STEP_FIGURE_PUSH] = t1 - t0,
                                                    [STEP_FIGURE_COMMIT] = t2 - t1,
                                                    [STEP_FIGURE_FETCH] = t3 - t2 + w->waited } };
     step_count_bytes(&before, &after, report);
-    return cairn_bench_is_ok(status);
+    return bench_is_ok(status);
 }
 
 /* Moves as many bytes as a step must: every byte of the gradients once, every byte of the
  * parameters once, or twice where backward reads them again. The next fetch overwrites the
  * parameters with the right values. */
-static bool run_copy(struct step_worker *w, struct cairn_bench_report *report)
+static bool run_copy(struct step_worker *w, struct bench_report *report)
 {
     const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
-    const double begin = cairn_bench_now();
+    const double begin = bench_now();
     const int copies = w->plan->read == STEP_READ_UNITS ? 3 : 2;
     if (w->card != NULL) {
         report->figures[STEP_FIGURE_ALL] = step_card_copy(w, copies);
         return report->figures[STEP_FIGURE_ALL] > 0;
     }
     for (int i = 0; i < copies; i++) memcpy(w->params, w->grads, bytes);
-    report->figures[STEP_FIGURE_ALL] = cairn_bench_now() - begin;
+    report->figures[STEP_FIGURE_ALL] = bench_now() - begin;
     return true;
 }
 
-static bool obey(struct step_worker *w, uint32_t word, struct cairn_bench_report *report)
+static bool obey(struct step_worker *w, uint32_t word, struct bench_report *report)
 {
     w->is_busy = word == STEP_ORDER_BUSY;
     if (word == STEP_ORDER_COPY) return run_copy(w, report);
@@ -276,20 +275,20 @@ static bool obey(struct step_worker *w, uint32_t word, struct cairn_bench_report
     return w->plan->model.batch > 0 ? step_batch_run(w, &w->member, report) : run_step(w, report);
 }
 
-int cairn_bench_step_work(const struct cairn_bench_worker *worker)
+int bench_step_work(const struct bench_worker *worker)
 {
     static struct step_worker w;
     w.plan = worker->plan;
     w.rank = worker->rank;
-    w.elems = cairn_bench_model_elems(&w.plan->model);
+    w.elems = bench_model_elems(&w.plan->model);
     w.elem_bytes = w.plan->model.wire == CAIRN_F32 ? 4 : 2;
     w.spans = w.plan->spans + worker->rank * STEP_SPANS_EACH(w.plan->model.tensors);
-    struct cairn_bench_order order;
-    struct cairn_bench_report report = { { 0 } };
+    struct bench_order order;
+    struct bench_report report = { { 0 } };
     if (pipe(w.acks) != 0) return 1;
-    if (!cairn_bench_member_open(&w.member, &w.plan->model, worker) || !take_memory(&w)) return 1;
+    if (!bench_member_open(&w.member, &w.plan->model, worker) || !take_memory(&w)) return 1;
     if (w.plan->model.batch > 0 && !step_batch_open(&w, worker)) return 1;
-    while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order))
+    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order))
         if (!obey(&w, order.word, &report)) return 1;
     cairn_close(w.member.session);
     return 0;
@@ -334,14 +333,14 @@ struct stamp {
 
 struct latency_bench {
     const struct ctl *ctl;
-    struct cairn_bench_result *result;
-    struct cairn_bench_model model;
+    struct bench_result *result;
+    struct bench_model model;
     uint32_t workers;
     struct stamp *stamps; /* shared: [workers][PART_ROUNDS], of the workers' last PART_ROUNDS */
-    struct cairn_bench_crew crew;
+    struct bench_crew crew;
     int ping_fd;
     pid_t echo;
-    struct cairn_bench_report last[CAIRN_BENCH_WORKERS_MAX];
+    struct bench_report last[CAIRN_BENCH_WORKERS_MAX];
 };
 
 /* ---- a worker ---- */
@@ -353,10 +352,10 @@ struct block {
 
 static double now_us(void)
 {
-    return cairn_bench_now() * 1e6;
+    return bench_now() * 1e6;
 }
 
-static bool run_round(struct cairn_bench_member *m, struct block *block, uint32_t word, uint32_t i,
+static bool run_round(struct bench_member *m, struct block *block, uint32_t word, uint32_t i,
                       struct stamp *stamp)
 {
     struct cairn_round round = { .struct_size = sizeof round };
@@ -381,31 +380,31 @@ static bool run_round(struct cairn_bench_member *m, struct block *block, uint32_
     block->ack[i % BLOCK_ROUNDS] = pushed_us - opened_us;
     block->commit[i % BLOCK_ROUNDS] = result_us - pushed_us;
     *stamp = (struct stamp) { round.round, begin_us, result_us };
-    return cairn_bench_is_ok(status);
+    return bench_is_ok(status);
 }
 
-static struct cairn_bench_report report_of(struct block *block, uint32_t count)
+static struct bench_report report_of(struct block *block, uint32_t count)
 {
-    struct cairn_bench_report report = { { 0 } };
+    struct bench_report report = { { 0 } };
     if (count > BLOCK_ROUNDS) count = BLOCK_ROUNDS;
-    report.figures[FIGURE_STEP] = cairn_bench_spread_of(block->step, count).median;
+    report.figures[FIGURE_STEP] = bench_spread_of(block->step, count).median;
     report.figures[FIGURE_P99] = block->step[count - 1 - count / 100]; // in order by now
-    report.figures[FIGURE_BEGIN] = cairn_bench_spread_of(block->begin, count).median;
-    report.figures[FIGURE_COMMIT] = cairn_bench_spread_of(block->commit, count).median;
-    report.figures[FIGURE_ACK] = cairn_bench_spread_of(block->ack, count).median;
+    report.figures[FIGURE_BEGIN] = bench_spread_of(block->begin, count).median;
+    report.figures[FIGURE_COMMIT] = bench_spread_of(block->commit, count).median;
+    report.figures[FIGURE_ACK] = bench_spread_of(block->ack, count).median;
     return report;
 }
 
-static int work(const struct cairn_bench_worker *worker)
+static int work(const struct bench_worker *worker)
 {
-    static struct cairn_bench_member member;
+    static struct bench_member member;
     static struct block block;
     const struct latency_bench *bench = worker->plan;
     struct stamp *stamps = bench->stamps + (size_t)worker->rank * PART_ROUNDS;
-    struct cairn_bench_order order;
-    struct cairn_bench_report report = { { 0 } };
-    if (!cairn_bench_member_open(&member, &bench->model, worker)) return 1;
-    while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order)) {
+    struct bench_order order;
+    struct bench_report report = { { 0 } };
+    if (!bench_member_open(&member, &bench->model, worker)) return 1;
+    while (bench_worker_report(worker, &report) && bench_worker_next(worker, &order)) {
         for (uint32_t i = 0; i < order.count; i++)
             if (!run_round(&member, &block, order.word, i, &stamps[i % PART_ROUNDS])) return 1;
         report = report_of(&block, order.count);
@@ -419,9 +418,9 @@ static int work(const struct cairn_bench_worker *worker)
 /* The slowest worker's figure; 0: failed. */
 static double run_block(struct latency_bench *bench, uint32_t word, int figure)
 {
-    const struct cairn_bench_order order = { word, BLOCK_ROUNDS };
+    const struct bench_order order = { word, BLOCK_ROUNDS };
     double most = 0;
-    if (!cairn_bench_crew_do(&bench->crew, order, bench->last)) return 0;
+    if (!bench_crew_do(&bench->crew, order, bench->last)) return 0;
     for (uint32_t i = 0; i < bench->crew.count; i++)
         if (bench->last[i].figures[figure] > most) most = bench->last[i].figures[figure];
     return most;
@@ -456,7 +455,7 @@ static double run_pings(void *context)
         before_us = us;
     }
     if (read(bench->ping_fd, bytes, PING_BYTES) <= 0) return 0;
-    return cairn_bench_spread_of(trips, PINGS).median / 2 * HOPS;
+    return bench_spread_of(trips, PINGS).median / 2 * HOPS;
 }
 
 /* Two ends of a TCP connection over loopback. */
@@ -483,10 +482,10 @@ static bool start_echo(struct latency_bench *bench, struct local *local)
     int ends[2];
     bench->echo = -1;
     if (!connect_self(ends)) {
-        (void)cairn_ctl_fail(CAIRN_ERR_IO, "there is no TCP over loopback to measure");
+        (void)ctl_fail(CAIRN_ERR_IO, "there is no TCP over loopback to measure");
         return false;
     }
-    bench->echo = cairn_local_fork(local);
+    bench->echo = local_fork(local);
     if (bench->echo == 0) {
         char bytes[PING_BYTES];
         close(ends[0]);
@@ -509,9 +508,9 @@ static void stop_echo(struct latency_bench *bench)
 
 static int measure(struct latency_bench *bench)
 {
-    struct cairn_bench_result *result = bench->result;
-    const int done = cairn_bench_alternate(result, bench->ctl->bench.seconds, run_empty, run_pings,
-                                           bench);
+    struct bench_result *result = bench->result;
+    const int done = bench_alternate(result, bench->ctl->bench.seconds, run_empty, run_pings,
+                                     bench);
     if (done >= 0) return done;
     const double p99 = run_block(bench, ORDER_EMPTY, FIGURE_P99);
     const double pushed = run_block(bench, ORDER_PUSH, FIGURE_STEP);
@@ -528,7 +527,7 @@ static int measure_idle(struct latency_bench *bench, struct local *local)
     if (!(seconds > IDLE_S_MIN)) seconds = seconds > 0 ? IDLE_S_MIN : IDLE_S_MAX;
     if (seconds > IDLE_S_MAX) seconds = IDLE_S_MAX;
     if (local->daemon_count == 0) return -1;
-    if (!cairn_bench_idle(local, seconds, &percent)) return 1;
+    if (!bench_idle(local, seconds, &percent)) return 1;
     json_object_set_new(bench->result->parts, "idle_percent", json_real(percent));
     json_object_set_new(bench->result->parts, "idle_percent_limit",
                         json_real(CAIRN_BENCH_IDLE_LIMIT));
@@ -540,11 +539,10 @@ static int run_there(struct local *local, void *context)
     struct latency_bench *bench = context;
     int done = start_echo(bench, local) ? -1 : 1; // before the workers: they have none of its ends
     if (done < 0)
-        done = cairn_bench_crew_start(&bench->crew, local, bench->workers, work, bench)
-                   ? measure(bench)
-                   : 1;
+        done = bench_crew_start(&bench->crew, local, bench->workers, work, bench) ? measure(bench)
+                                                                                  : 1;
     if (done < 0) done = measure_idle(bench, local);
-    cairn_bench_crew_stop(&bench->crew);
+    bench_crew_stop(&bench->crew);
     stop_echo(bench);
     return done;
 }
@@ -567,7 +565,7 @@ static void take_last(uint64_t *last, uint64_t us)
     if (us > *last) *last = us;
 }
 
-static void add_shard(const struct cairn_bench_times *times, size_t count, uint64_t round,
+static void add_shard(const struct bench_times *times, size_t count, uint64_t round,
                       struct ends *ends)
 {
     for (size_t i = 0; i < count; i++) {
@@ -611,9 +609,9 @@ static void add_parts(const struct latency_bench *bench, const struct local *loc
     static double parts[PARTS][PART_ROUNDS];
     const int shards = local->daemon_count - 1;
     for (int s = 1; s <= shards; s++) {
-        struct cairn_bench_times *times = NULL;
+        struct bench_times *times = NULL;
         size_t count = 0;
-        if (!cairn_bench_times_read(local, s, &times, &count)) continue;
+        if (!bench_times_read(local, s, &times, &count)) continue;
         for (uint32_t i = 0; i < PART_ROUNDS; i++)
             add_shard(times, count, bench->stamps[i].round, &ends[i]);
         free(times);
@@ -627,26 +625,26 @@ static void add_parts(const struct latency_bench *bench, const struct local *loc
     }
     for (int p = 0; p < PARTS && found > 0; p++)
         json_object_set_new(bench->result->parts, part_names[p],
-                            json_real(cairn_bench_spread_of(parts[p], found).median));
+                            json_real(bench_spread_of(parts[p], found).median));
 }
 
 static int run_parts(struct local *local, void *context)
 {
     struct latency_bench *bench = context;
-    const struct cairn_bench_order order = { ORDER_EMPTY, PART_ROUNDS };
-    const bool ok = cairn_bench_crew_start(&bench->crew, local, bench->workers, work, bench) &&
-                    cairn_bench_crew_do(&bench->crew, order, bench->last) &&
-                    cairn_bench_crew_do(&bench->crew, order, bench->last);
-    cairn_bench_crew_stop(&bench->crew);
+    const struct bench_order order = { ORDER_EMPTY, PART_ROUNDS };
+    const bool ok = bench_crew_start(&bench->crew, local, bench->workers, work, bench) &&
+                    bench_crew_do(&bench->crew, order, bench->last) &&
+                    bench_crew_do(&bench->crew, order, bench->last);
+    bench_crew_stop(&bench->crew);
     if (ok) add_parts(bench, local);
     return ok ? -1 : 1;
 }
 
-int cairn_bench_latency(struct ctl *ctl)
+int bench_latency(struct ctl *ctl)
 {
     static struct latency_bench bench;
     static struct local local;
-    struct cairn_bench_result result = {
+    struct bench_result result = {
         .bench = "latency",
         .unit = "us",
         .reference_name = "8 hops of raw TCP over loopback",
@@ -657,22 +655,22 @@ int cairn_bench_latency(struct ctl *ctl)
     bench.result = &result;
     bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 2;
     if (bench.workers > CAIRN_BENCH_WORKERS_MAX)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench.workers,
-                              CAIRN_BENCH_WORKERS_MAX);
-    bench.model = (struct cairn_bench_model) { .tensors = 2, .rows = ROW_COUNT, .wire = CAIRN_F32 };
+        return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", bench.workers,
+                        CAIRN_BENCH_WORKERS_MAX);
+    bench.model = (struct bench_model) { .tensors = 2, .rows = ROW_COUNT, .wire = CAIRN_F32 };
     snprintf(bench.model.job, sizeof bench.model.job, "bench.latency.w%u", bench.workers);
     const size_t bytes = (size_t)bench.workers * PART_ROUNDS * sizeof *bench.stamps;
     bench.stamps = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (bench.stamps == MAP_FAILED) return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
-    int done = cairn_local_run(&local, run_there, &bench);
+    if (bench.stamps == MAP_FAILED) return ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    int done = local_run(&local, run_there, &bench);
     local.is_debug = true;
-    if (done < 0 && ctl->endpoint == NULL) done = cairn_local_run(&local, run_parts, &bench);
+    if (done < 0 && ctl->endpoint == NULL) done = local_run(&local, run_parts, &bench);
     munmap(bench.stamps, bytes);
     if (done >= 0) return done;
     result.params = json_pack("{s:I, s:I, s:I, s:I}", "workers", (json_int_t)bench.workers,
                               "shards", (json_int_t)ctl->shards, "hops", (json_int_t)HOPS,
                               "rounds_in_a_run", (json_int_t)BLOCK_ROUNDS);
-    return cairn_bench_print(&result, ctl);
+    return bench_print(&result, ctl);
 }
 
 /* ==== busy ==== */
@@ -691,7 +689,7 @@ static struct {
 static void compute_until(double seconds)
 {
     volatile float sum = 0;
-    while (cairn_bench_now() < seconds)
+    while (bench_now() < seconds)
         for (int i = 0; i < TURNS; i++) sum = sum * 0.999f + 1.0f;
 }
 
@@ -701,7 +699,7 @@ static void *help(void *context)
     pthread_mutex_lock(&busy.lock);
     for (;;) {
         const double until = busy.until;
-        if (cairn_bench_now() >= until) {
+        if (bench_now() >= until) {
             pthread_cond_wait(&busy.more, &busy.lock);
             continue;
         }
@@ -716,7 +714,7 @@ static void *help(void *context)
 static void start_helpers(void)
 {
     pthread_t thread;
-    for (uint32_t i = 1; i < cairn_bench_core_count(); i++)
+    for (uint32_t i = 1; i < bench_core_count(); i++)
         if (pthread_create(&thread, NULL, help, NULL) == 0) pthread_detach(thread);
     busy.is_started = true;
 }

@@ -107,14 +107,14 @@ void pairs_hold_store(void)
 
 static bool is_flushed;
 
-static void run_flush(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_flush(struct task *task, uint32_t item, uint32_t thread)
 {
     (void)task;
     (void)item;
     (void)thread;
 }
 
-static void on_flushed(struct cairn_task *task)
+static void on_flushed(struct task *task)
 {
     (void)task;
     is_flushed = true;
@@ -123,11 +123,11 @@ static void on_flushed(struct cairn_task *task)
 /* Whatever was given to the store's thread is done. */
 static void flush_store(void)
 {
-    static struct cairn_task task;
+    static struct task task;
     if (holds_store) return;
     is_flushed = false;
-    task = (struct cairn_task) { .run = run_flush, .done = on_flushed, .item_count = 1 };
-    cairn_pool_submit(fake.cluster->saves.pool, &task);
+    task = (struct task) { .run = run_flush, .done = on_flushed, .item_count = 1 };
+    pool_submit(fake.cluster->saves.pool, &task);
     fake_until(&fake, is_flushed);
 }
 

@@ -183,7 +183,7 @@ static void go_on(void)
 
 static void note_awaited(char out[PAIRS_TEXT_BYTES])
 {
-    const struct cairn_cluster_job *toy_job = toy();
+    const struct coord_job *toy_job = toy();
     out[0] = '\0';
     if (toy_job == NULL) return;
     struct fake_peer asker = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "asker");
