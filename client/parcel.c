@@ -287,7 +287,7 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
     header->first_leaf = parcel->place.first_leaf;
     header->leaf_count = (uint32_t)parcel->place.leaf_count;
     if (parcel->kind == CAIRN_CHUNK_PUT) header->round = parcel->round; // of a write, else 0
-    if (is_fetch || parcel->is_unsummed) header->value = CAIRN_CHUNK_UNSUMMED;
+    if (is_fetch || parcel->is_unsummed) header->value |= CAIRN_CHUNK_UNSUMMED;
     header->generation = parcel->version.generation;
     header->step = parcel->version.step;
     cairn_status status = cairn_chunk_link_send(&link->conn, header, has_payload ? payload : NULL,

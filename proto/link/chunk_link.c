@@ -317,7 +317,7 @@ static void send_chunk(struct cairn_pusher *pusher, const struct cairn_push_acti
 {
     struct cairn_chunk_header header = header_of(pusher, CAIRN_CHUNK_PUSH, action);
     header.request = action->request;
-    header.value = action->in_place;
+    header.value = action->in_place ? CAIRN_CHUNK_IN_PLACE : 0;
     if (pusher->hands->send_chunk(pusher, action, &header) != CAIRN_OK)
         pusher->hands->link_failed(pusher, pusher->hands->link(pusher, action->shard));
 }

@@ -88,7 +88,10 @@
 #define CAIRN_CHUNK_SMALL        ((size_t)16 << 10) /* a PUSH with a payload up to here is a small one */
 #define CAIRN_TABLE_HASH_WHOLE   0x656c6f6877ull /* of the empty list of tiles: "whole tensors" */
 
-#define CAIRN_CHUNK_UNSUMMED 2u /* of header.value */
+/* Bits of header.value. */
+#define CAIRN_CHUNK_OF_RELAY 1u /* of a HELLO: a relay says it, not a shard or a worker */
+#define CAIRN_CHUNK_IN_PLACE 1u /* of a PUSH: it takes a credit of chunks that are read in place */
+#define CAIRN_CHUNK_UNSUMMED 2u
 
 enum cairn_chunk_tile { CAIRN_TILE_WHOLE = 0, CAIRN_TILE_OWN = 1, CAIRN_TILE_BOX = 2 };
 

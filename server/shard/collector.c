@@ -655,7 +655,7 @@ struct step_event step_event_of(const struct cairn_chunk_header *header)
         event.kind = CAIRN_STEP_CHUNK;
         event.request = header->request;
         event.is_small = header->payload_bytes <= CAIRN_CHUNK_SMALL;
-        event.in_place = header->value == 1;
+        event.in_place = (header->value & CAIRN_CHUNK_IN_PLACE) != 0;
         break;
     case CAIRN_CHUNK_MICRO_END:
         event.kind = CAIRN_STEP_MICRO_END;

@@ -280,8 +280,8 @@ static struct cairn_relay *find(struct cairn_shard *shard, const struct cairn_ch
     return ours ? relay : NULL;
 }
 
-/* True for a message that only a shard sends, not a worker. A HELLO that we send to ourselves has
- * value 1. */
+/* True for a message that only a shard sends, not a worker. A HELLO that we send to ourselves is
+ * CAIRN_CHUNK_OF_RELAY. */
 static bool of_owner(const struct cairn_chunk_header *header)
 {
     switch (header->kind) {
@@ -290,7 +290,7 @@ static bool of_owner(const struct cairn_chunk_header *header)
     case CAIRN_CHUNK_NAK:
     case CAIRN_CHUNK_MICRO_ACK:
     case CAIRN_CHUNK_DATA: return true;
-    case CAIRN_CHUNK_HELLO: return header->value == 0;
+    case CAIRN_CHUNK_HELLO: return (header->value & CAIRN_CHUNK_OF_RELAY) == 0;
     default: return false;
     }
 }
@@ -627,7 +627,7 @@ static void sign(const struct cairn_chunk_link *link, struct cairn_chunk_header 
     header->job = relay->job->number;
     header->member = relay->number;
     header->token = relay->token;
-    if (header->kind == CAIRN_CHUNK_HELLO) header->value = 1; // a relay
+    if (header->kind == CAIRN_CHUNK_HELLO) header->value = CAIRN_CHUNK_OF_RELAY;
 }
 
 static bool relay_link_waits(const struct cairn_relay_owner *owner)
