@@ -36,7 +36,7 @@ uint64_t cairn_client_now_ms(void)
 
 static _Thread_local char last_error[2048];
 
-/* The differences that belong to the sentence in `last`. */
+/* The differences that belong to the sentence in `last_error`. */
 static _Thread_local struct {
     char text[TEXT_BYTES];
     size_t used;

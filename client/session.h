@@ -5,10 +5,10 @@
  * lives only for that (read.h). The caller's threads never touch any of these. The two sides
  * meet at one lock:
  *
- *   asks      (op.h) control requests of the caller's threads. A thread adds one and sleeps; the
- * loop thread
- *             sends it when the connection stands and its job is attached, sends it again after a reconnect,
- *             and wakes the thread with the reply. A thread whose deadline passes takes its ask back.
+ *   asks      (op.h) control requests of the caller's threads. A thread adds one and sleeps; the loop thread
+ *             sends it when the connection stands and its job is attached, sends it again after a
+ *             reconnect, and wakes the thread with the reply. A thread whose deadline passes takes its ask
+ *             back.
  *   commands  (op.h) put, push, micro-batch end, commit, fetch: done by the loop thread in the order given.
  *   ops       (op.h) what put, push and fetch have under way; a thread waits for `done`, or a stream of a GPU
  *             (session.h).
@@ -17,16 +17,17 @@
  * coordinator or shard changes nothing above: the loop thread reconnects, attaches again under the
  * same member number, and repeats what was unanswered.
  *
- * The rooms, each of which calls only those before it:
+ * The headers, from the ground up; none includes one behind it (tests/tree/tidy.py holds that):
  *
- *   base/     without a session: handles, errors, structs that grow, strides, the spec, the environment
- *   device/   GPUs of the process: memory of theirs, copies, what streams have queued, what they wait for
- *   (here)    where the threads meet: session, job, its layouts and shards, asks, ops, waiting, memory,
- *             what the worker holds and put
- *   read/     published memory of this host's shards, and the units that are gathered or lent
- *   push/     chunks under way: of puts, pushes and fetches
- *   loop/     the loop thread: connections, attaching, messages, commands
- *   api/      the calls of cairn.h: each judges its arguments, hands the work over, and waits
+ *   base.h    without a session: handles, errors, structs that grow, strides, the spec; env.h, admin.h
+ *   body.h    the layout of a job as this worker knows it, and its tiles
+ *   device.h  GPUs of the process: memory of theirs, copies, what streams have queued, what they wait for
+ *   op.h      where the threads meet: asks, operations, waiting
+ *   push.h    chunks under way: of puts, pushes and fetches
+ *   read.h    published memory of this host's shards, and the units that are gathered or lent
+ *   loop.h    the loop thread: connections, attaching, messages, commands
+ *   session.h, job.h  what all of these work on
+ *   api_*.c, round.c, put.c  the calls of cairn.h: each judges its arguments, hands the work over, and waits
  *
  * Only this header and job.h name what is above them: they embed each module's own struct. */
 #ifndef CAIRN_CLIENT_SESSION_H

@@ -1,5 +1,5 @@
-/* What a bundle has under bin/, once for each program: it becomes the program of its own name, with a libc
- * that will do. It is linked statically, so it starts where there is no libc at all.
+/* The starter that a bundle has under bin/, once for each program: it becomes the program of its own name,
+ * with a libc that will do. It is linked statically, so it starts where there is no libc at all.
  *
  *   bin/cairn-shard ──► host's libc has every symbol version that the bundle needs (CAIRN_GLIBC):
  *                       programs/cairn-shard, by the host's loader; its run path finds lib/

@@ -5,18 +5,18 @@
  *     └─────── jobs       each with its core, its shards, its members, at most one cut (a snapshot or a
  *                         digest) and at most one restore (job.h, job.h)
  *
- * The rooms, each of which calls those above it and never those below (tests/tree/tidy.py holds that):
+ * The headers, from the ground up; none includes one behind it (tests/tree/tidy.py holds that):
  *
- *   base/      what all stand on: sessions, questions to shards (base.h), work on other threads (base.h)
- *   store/     what is durable: SQLite, and the one thread that writes it (store.h)
- *   round/     the core of a job and what it goes by: terms, reduce groups, what halts it
- *   member/    workers, readers and shards: how they join, what they wait for, which tiles they hold
- *   snapshot/  cuts, periodic snapshots, the folder of those that are committed
- *   job/       jobs are opened, made, amended, lost, dropped; what a core says is done (parts.c)
- *   restore/   jobs come back from snapshots, and the store from shards
- *   .          who speaks (sessions.c), who is answered later (cluster.c), who sits where
- * (sessions.c), what
- *              each role may say (handlers_*.c)
+ *   base.h      what all stand on: names, seats, sessions, questions to shards, work on other threads
+ *   store.h     what is durable: SQLite, and the one thread that writes it; events, backups, trusted keys
+ *   round.h     the core of a job and what it goes by: terms, reduce groups, what halts it
+ *   reshard.h   changes of a running job: re-sharding, amendments, parking, drains
+ *   snapshot.h  snapshots as they are taken, and the folder of those that are committed
+ *   members.h   workers, readers and shards: how they join, what they wait for, which tiles they hold
+ *   job.h       jobs are opened, made, lost, dropped; what a core says is done (parts.c)
+ *   cluster.h   who speaks and who sits where (sessions.c), who is answered later (cluster.c), what each
+ *               role may say (messages.c)
+ *   restore.h   jobs come back from snapshots, and the store from shards
  *
  * Who decides what: the core alone decides a job's rounds and epochs (server/core/round.h). jobs.c and
  * restore.c decide jobs, layouts and generations, which are durable before anyone hears of them.

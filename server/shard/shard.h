@@ -2,20 +2,22 @@
  *
  *   coordinator ─ connection.c ─ handlers.c ─┐           ┌─ members.c ─► grant, ack, refuse (connection.c)
  *                                            ├─ step.h ──┼─ members.c ─► fold, reduce, update (update.c)
- *   workers ────── handlers.c ────────────────┘  (core)   └─ members.c ─► reduced, published (connection.c)
+ *   workers ────────────────── handlers.c ───┘  (core)   └─ members.c ─► reduced, published (connection.c)
  *
- * The rooms, from the lowest. Each calls only the rooms before it (tests/tree/tidy.py), and tells
- * the rooms behind it by struct cairn_shard_up:
- *   base/     what all stand on: the session's sends, a job's ledger, its members, what is counted of them
- *   memory/   what a job takes: reserved, made, given back; the planes that the state lies in
- *   collect/  what workers push: judged, landed, folded; which tiles workers hold
- *   read/     the versions that can be fetched, those kept for longer, and the fetches
- *   state/    the initial state (load, put), writes, snapshots and digests (pin, report)
- *   relay/    what collect/ and read/ do, for owners elsewhere, on behalf of the workers of this host
- *   job/      a job as a whole: made, held, freed; its members' connections; its own part's rounds
- *   move/     what comes to the part and goes from it when the layout changes
- * The files beside the rooms take what comes, from the coordinator (handlers.c) and the fabric
- * (handlers.c).
+ * The headers, from the ground up; none includes one behind it (tests/tree/tidy.py holds that). A lower
+ * one tells those behind it by struct cairn_shard_up:
+ *   base.h        what all stand on: the session's sends, works on state, a job's ledger, its members
+ *   memory.h      what a job takes: reserved, made, given back; the planes that the state lies in
+ *   collect.h     what workers push: judged, landed, folded; which tiles workers hold
+ *   read.h        the versions that can be fetched, those kept for longer, and the fetches
+ *   state.h       the initial state (load, put), writes, snapshots and digests (pin)
+ *   need.h        how much memory a job's part takes, to the byte
+ *   part.h        what a job's part goes by: terms, times, passes over it, parking, admission
+ *   move.h        what comes to the part and goes from it when the layout changes
+ *   shard.h       the shard itself; its device, its storage, what drains it
+ *   jobs.h        a job as a whole: made, held, freed; its members' connections; its own part's rounds
+ *   connection.h  what comes from the coordinator and the fabric
+ *   relay.h       what collect.h and read.h do, for owners elsewhere, on behalf of the workers of this host
  *
  * One loop thread runs the control session, the fabric and the cores, and makes every decision.
  * Pools (pool.h) work for it: those of `host` and `device` do arithmetic on the state, each in its

@@ -70,6 +70,9 @@ HEADERS = {
 }
 BANNED_CALLS = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|strtok|localtime|gmtime)\s*\(")
 BANNED_NAMES = re.compile(r"\w*(Manager|Helper|Util)\w*|\w*_(manager|helper|utils?)\b|\b(manager|helper|utils?)_\w+")
+INVERTED = re.compile(r"(Of|That|Those|What|By|But)\b")
+# One file includes each of these: a kernel a file, and the one header that is installed.
+ALONE = ("gpu/host/isa/", "gpu/kernel/", "client/include/cairn.h", "client/mutant.h", "server/shard/mutant.h")
 BANNED_WORDS = re.compile(r"\b(TODO|FIXME|XXX)\b")
 FOREIGN_PATHS = re.compile(r"/work\b|\.library\b|shared/design")
 INCLUDE = re.compile(r'\s*#\s*include\s+(["<])([^">]+)[">]')
@@ -218,6 +221,41 @@ def check_links(root, path, lines):
                 complain(path, number, f"a link to #{anchor}, no heading of {link or path}")
 
 
+def check_comments(path, text):
+    """A sentence has its subject first: the reader knows what is spoken of."""
+    for match in re.finditer(r"/\*(.*?)\*/|(?:^[ \t]*//[^\n]*\n)+|//[^\n]*", text, re.S | re.M):
+        comment = re.sub(r"\n\s*\*?|\n?\s*//", " ", match.group(1) or match.group(0))
+        for sentence in re.split(r"(?<=[.:;?!])\s+", comment.strip()):
+            sentence = sentence.strip(" -*=")
+            if len(sentence.split()) >= 3 and INVERTED.match(sentence):
+                complain(path, text.count("\n", 0, match.start()) + 1,
+                         f"a sentence that begins with {sentence.split()[0]}: its subject comes first")
+
+
+def check_used(root, files, headers):
+    """What is public is used by another file, and a header by more than one."""
+    texts = {path: Path(root, path).read_text(encoding="utf-8") for path in files
+             if path.endswith((".c", ".h", ".cu", ".map")) and not path.startswith("tests/fuzz/corpus/")}
+    words = {path: set(re.findall(r"\bcairn_\w+", without_comments(text))) for path, text in texts.items()}
+    users = {}
+    for path, names in words.items():
+        for name in names & headers.keys():
+            users.setdefault(name, []).append(path)
+    for name, header in headers.items():
+        if re.search(rf"^static [^;{{]*\b{name}\(", texts[header], re.M):
+            continue
+        if len(users.get(name, [])) <= 2 and len(re.findall(rf"\b{name}\b", without_comments(texts[header]))) == 1:
+            complain(header, 0, f"{name} is used by no other file: make it static")
+    included = {}
+    for path, text in texts.items():
+        for header in set(re.findall(r'#\s*include "([^"]+)"', text)):
+            included[header] = included.get(header, 0) + 1
+    for path in texts:
+        if path.endswith(".h") and not path.startswith("tests/") and included.get(path, 0) < 2 and \
+                not path.startswith(ALONE):
+            complain(path, 0, f"a header that {included.get(path, 0)} file includes: its text belongs there")
+
+
 def check_file(root, path, headers):
     full = os.path.join(root, path)
     if os.path.getsize(full) > FILE_BYTES:
@@ -240,6 +278,8 @@ def check_file(root, path, headers):
         check_calls(path, text, headers)
         check_sizes(path, lines)
         check_code(path, text)
+        if not path.startswith("tests/"):
+            check_comments(path, text)
 
 
 def main():
@@ -248,6 +288,7 @@ def main():
     headers = declared_functions(root, files)
     for path in files:
         check_file(root, path, headers)
+    check_used(root, files, headers)
     for note in notes:
         print("above %d lines: %s" % (FILE_LINES_NOTE, note))
     for complaint in complaints:
