@@ -509,6 +509,7 @@ static struct cairn_chunk_header data_header(const struct relay_want *want,
     struct cairn_chunk_header header = want->header;
     header.kind = CAIRN_CHUNK_DATA;
     header.tile = want->owner->index;
+    header.value = 0; // not the request's: what was received here has a checksum
     header.dtype = (uint8_t)entry->dtype;
     header.payload_bytes = entry->byte_count;
     header.checksum = entry->checksum;

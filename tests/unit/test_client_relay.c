@@ -142,6 +142,7 @@ static void answer_fetch(struct node *node, const struct note *note)
     const size_t bytes = (left < most ? left : most) * sizeof(float);
     header.kind = CAIRN_CHUNK_DATA;
     header.tile = note->owner;
+    header.value = 0; // it has a checksum
     uint8_t *data = memcpy(malloc(bytes), &given[header.tensor][first], bytes);
     say(node, &header, data, bytes);
 }

@@ -95,6 +95,7 @@ static uint64_t ask(uint64_t member, uint64_t step)
     fetch.table_hash = CAIRN_TABLE_HASH_WHOLE;
     fetch.generation = 1;
     fetch.step = step;
+    fetch.value = CAIRN_CHUNK_UNSUMMED; // as the library says
     fetch.request = ++requests;
     scene_send(&scene, &fetch, NULL, 0);
     return requests;
@@ -158,6 +159,7 @@ static void hear_data(uint64_t member, uint64_t request, uint64_t step)
     ck_assert_uint_eq(data->header.step, step);
     ck_assert_uint_eq(data->header.dtype, CAIRN_BF16);
     ck_assert_uint_eq(data->header.payload_bytes, chunk_bytes());
+    ck_assert_uint_eq(data->header.value, 0); // it has a checksum
     ck_assert_uint_eq(data->header.checksum, cairn_chunk_checksum(data->payload, chunk_bytes()));
     for (size_t i = 0; i < chunk_bytes() / sizeof *values; i++) {
         uint16_t got;
