@@ -50,7 +50,7 @@ struct cairn_home_info {
         taken_bytes;  /* of the device when it was opened: by the context, its kernels, others */
     uint8_t uuid[16]; /* of the device, or of the slice of one; all 0 for `host` */
     int numa_node; /* that the device is next to (proto/base/machine.h); CAIRN_NUMA_NONE: not known */
-    bool exports;  /* it has memory that other processes may map */
+    bool exports;     /* it has memory that other processes may map */
     bool is_reached;  /* network cards may read and write that by themselves (GPUDirect RDMA) */
     bool has_dma_buf; /* its driver gives it to theirs as a dma-buf */
     /* Other devices of this host whose memory this one reads by itself (NVLink, PCIe), as far as this process

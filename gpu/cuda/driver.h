@@ -58,7 +58,7 @@ enum {
     CAIRN_CU_FLUSHES = 117,              /* bits: how what they wrote is made seen */
     CAIRN_CU_WRITES_ORDER = 118,         /* who sees what they wrote without that */
     CAIRN_CU_HAS_DMA_BUF = 124,          /* memory goes to other devices' drivers as a dma-buf */
-    CAIRN_CU_IS_UNDER_MPS = 133, /* older drivers do not know it */
+    CAIRN_CU_IS_UNDER_MPS = 133,         /* older drivers do not know it */
 };
 
 enum {
@@ -84,7 +84,7 @@ enum {
     CAIRN_CU_ORDER_OWNER = 100,       /* the card itself; more: others, too */
     CAIRN_CU_FLUSH_CONTEXT = 0,
     CAIRN_CU_FLUSH_TO_OWNER = 100,
-    CAIRN_CU_STREAM_WAIT_GEQ = 0,     /* (int32_t)(*at - value) >= 0 */
+    CAIRN_CU_STREAM_WAIT_GEQ = 0, /* (int32_t)(*at - value) >= 0 */
 };
 
 struct cairn_cu_location {
