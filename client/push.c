@@ -893,7 +893,8 @@ static uint32_t count_open(const struct job *job, uint32_t shard, const struct s
     *via_out = NULL;
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         const struct parcel *parcel = job->parcels.all[i];
-        if (parcel->op == NULL || parcel->answered || parcel->shard != shard) continue;
+        if (parcel->op == NULL || parcel->answered || parcel->is_landed || parcel->shard != shard)
+            continue;
         if (parcel->via != shard) *via_out = job->shards.links[parcel->via];
         count++;
     }

@@ -68,6 +68,7 @@ struct cairn_fabric_region {
     size_t bytes;
     int fd; /* of a card: valid in region_add only */
     bool is_device;
+    bool is_unregistered;                  /* of a card: UCX does not register it, so it stays */
     uint8_t uuid[CAIRN_FABRIC_UUID_BYTES]; /* of the card */
     size_t note_bytes;
     uint8_t note[CAIRN_FABRIC_NOTE_MAX];
@@ -104,6 +105,8 @@ struct fabric_backend {
     const char *(*message_path)(const struct cairn_fabric_message *message);
     /* Missing: never. It can be received into memory of a card: op->is_device */
     bool (*lands)(const struct cairn_fabric_message *message);
+    /* Missing: always. Memory of a card goes to this peer from where it lies: fabric->takes_device */
+    bool (*takes_device)(const struct cairn_fabric_peer *peer);
     const char *(*payload_path)(const struct cairn_fabric_peer *peer, const void *payload,
                                 size_t bytes);
     size_t region_bytes; /* of the backend's own struct; 0: the common one */

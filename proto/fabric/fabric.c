@@ -71,7 +71,26 @@ bool cairn_device_memory_parse(const char *text, enum cairn_device_memory *out)
 
 bool cairn_fabric_peer_takes_device(const struct cairn_fabric_peer *peer)
 {
-    return peer->fabric->takes_device;
+    const struct fabric_backend *backend = peer->fabric->backend;
+    return peer->fabric->takes_device &&
+           (backend->takes_device == NULL || backend->takes_device(peer));
+}
+
+/* True for memory of a card that the decision about device_memory was made for. */
+static bool is_of_options(const struct cairn_fabric_region *region)
+{
+    const struct cairn_fabric_device *device = region->fabric->options.device;
+    for (uint32_t i = 0; device != NULL && i < device->uuid_count; i++)
+        if (memcmp(device->uuids[i], region->uuid, sizeof region->uuid) == 0) return true;
+    return false;
+}
+
+/* True if a payload of the region goes to the peer over the network from where it lies. */
+static bool goes_directly(const struct cairn_fabric_peer *peer,
+                          const struct cairn_fabric_region *region, size_t bytes)
+{
+    return cairn_fabric_peer_takes_device(peer) && bytes >= CAIRN_FABRIC_DIRECT_MIN &&
+           !region->is_unregistered && is_of_options(region);
 }
 
 bool cairn_fabric_takes_device(const struct cairn_fabric *fabric, const char **why_out)
@@ -365,9 +384,10 @@ static bool is_of_card(const struct cairn_fabric *fabric, const void *buffer)
 static bool lands(const struct cairn_fabric_message *message, const void *buffer)
 {
     const struct cairn_fabric *fabric = message->fabric;
-    return fabric->takes_device && fabric->backend->lands != NULL &&
-           fabric_region_find(fabric, buffer, message->payload_bytes) != NULL &&
-           fabric->backend->lands(message);
+    const struct cairn_fabric_region *region = fabric_region_find(fabric, buffer,
+                                                                  message->payload_bytes);
+    return fabric->takes_device && fabric->backend->lands != NULL && region != NULL &&
+           !region->is_unregistered && is_of_options(region) && fabric->backend->lands(message);
 }
 
 static cairn_status receive(struct cairn_fabric_message *message, void *buffer, size_t capacity,
@@ -714,8 +734,7 @@ bool fabric_region_goes(const struct cairn_fabric_peer *peer, const void *payloa
     if (region == NULL || !region->is_device) return true;
     *device_out = region;
     return bytes <= region->bytes - (size_t)((const uint8_t *)payload - region->base) &&
-           ((peer->fabric->takes_device && bytes >= CAIRN_FABRIC_DIRECT_MIN) ||
-            cairn_fabric_peer_imports(peer, region->uuid));
+           (goes_directly(peer, region, bytes) || cairn_fabric_peer_imports(peer, region->uuid));
 }
 
 cairn_status cairn_fabric_region_show(struct cairn_fabric_region *region,

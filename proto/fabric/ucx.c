@@ -221,6 +221,7 @@ const struct fabric_backend fabric_ucx = {
     .region_drop = ucx_region_drop,
     .message_path = ucx_message_path,
     .lands = ucx_lands,
+    .takes_device = ucx_takes_device,
     .payload_path = ucx_payload_path,
     .set_patience = ucx_set_patience,
 };

@@ -248,7 +248,7 @@ struct ucx_region {
     struct cairn_fabric_region common;
     struct ucx_card *sent, *landed; /* of memory of a card; NULL: nothing went, or came, yet */
     struct ucx_share *share;        /* NULL: nobody was told of it yet */
-    bool is_refused; /* it cannot be registered: it is sent, of a card by UCX's own registration */
+    bool is_refused;                /* its share cannot be registered: it is sent by messages */
 };
 
 /* Where memory was that is no share any more: zeros, for a read that comes too late. */
@@ -360,6 +360,7 @@ struct ucx_link {
     uint32_t endpoint; /* number of this one; 0: no reads */
     uint32_t controls; /* under way */
     bool may_read;     /* we may read its memory: our lanes, or the owner's word */
+    bool is_native;    /* RDMA leads there: memory of a card need not go through a host */
     /* what it said of itself, and what we told it */
     bool reads;
     uint32_t paired;               /* number of its endpoint; 0: it said nothing yet */
@@ -449,6 +450,14 @@ bool ucx_connects_on_its_own(void);
 /* ucx_memory.c: whether memory of cards goes from where it lies; why, or why not. Opens UCX for it, and
  * closes it again. */
 bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_sentence *why);
+/* From 1.14 on a send names the handle of what it sends. Left to itself UCX registers memory when it is sent
+ * first, and keeps that by address: of a card it may not hear that other memory lies there since. */
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
+#define SENDS_BY_HANDLE 1
+#else
+#define SENDS_BY_HANDLE 0
+#endif
+
 /* The handle that UCX is to send or receive such a payload by, held until ucx_card_release; NULL: UCX finds
  * one, of its cache. */
 struct ucx_card *ucx_card_hold(struct ucx_fabric *ucx, const struct fabric_op *op,
@@ -456,6 +465,9 @@ struct ucx_card *ucx_card_hold(struct ucx_fabric *ucx, const struct fabric_op *o
 /* Has a send or receive go by it; NULL: without effect. */
 void ucx_card_name(const struct ucx_card *card, ucp_request_param_t *param);
 void ucx_card_release(struct ucx_fabric *ucx, struct ucx_card *card); /* NULL is allowed */
+/* Takes the registration from its region, since a peer may have its key whose operation failed: it ends with
+ * the last operation that holds it. NULL is allowed. */
+void ucx_card_retire(struct ucx_fabric *ucx, const struct ucx_card *card);
 void ucx_card_region_drop(struct ucx_region *region);
 void ucx_cards_close(
     struct ucx_fabric *ucx); /* when the worker is not there, and the context still is */
@@ -524,6 +536,7 @@ cairn_status ucx_send(struct cairn_fabric_peer *peer, struct fabric_op *op, cons
 void ucx_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
 void ucx_drop(struct cairn_fabric_message *message);
 bool ucx_lands(const struct cairn_fabric_message *message);
+bool ucx_takes_device(const struct cairn_fabric_peer *peer);
 
 /* Shows a message to the owner; `message` NULL: it has no payload. UCX has to keep the payload of a
  * message that is held. */

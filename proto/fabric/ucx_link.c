@@ -629,7 +629,10 @@ enum { MESSAGE_ID = 7 }; /* the only id in use; all Cairn nodes agree on it */
 
 static void end_message(struct fabric_op *op, ucs_status_t status)
 {
-    ucx_card_release(ucx_of(op->fabric), op->held);
+    struct ucx_fabric *ucx = ucx_of(op->fabric);
+    // The peer may still have the key of what it was given up with: that memory is registered anew.
+    if (status != UCS_OK) ucx_card_retire(ucx, op->held);
+    ucx_card_release(ucx, op->held);
     op->held = NULL;
     fabric_op_done(op, ucx_status(status));
 }
@@ -643,6 +646,7 @@ static void on_ucx_sent_message(void *request, ucs_status_t status, void *arg)
 cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const void *payload)
 {
     struct ucx_card *card = op->is_device ? ucx_card_hold(link->ucx, op, payload) : NULL;
+    if (op->is_device && card == NULL && SENDS_BY_HANDLE) return CAIRN_ERR_BUSY; // by the host next
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
@@ -693,6 +697,11 @@ static void start_rendezvous(struct ucx_fabric *ucx, void *descriptor, struct fa
                              void *buffer)
 {
     struct ucx_card *card = op->is_device ? ucx_card_hold(ucx, op, buffer) : NULL;
+    if (op->is_device && card == NULL && SENDS_BY_HANDLE) {
+        ucp_am_data_release(ucx->worker, descriptor);
+        end_message(op, UCS_ERR_NO_MEMORY);
+        return;
+    }
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_MEMORY_TYPE,
@@ -743,6 +752,12 @@ bool ucx_lands(const struct cairn_fabric_message *common)
 {
     const struct ucx_message *message = (const struct ucx_message *)common;
     return message->region == NULL && message->is_rendezvous;
+}
+
+bool ucx_takes_device(const struct cairn_fabric_peer *common)
+{
+    const struct ucx_peer *peer = (const struct ucx_peer *)common;
+    return peer->link != NULL && peer->link->is_native;
 }
 
 void ucx_drop(struct cairn_fabric_message *common)

@@ -374,25 +374,19 @@ bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op 
  * UCX is asked, not guessed at: for CUDA a context that is opened for the question; for the network card its
  * memory domain, which UCX's lower interface (uct) describes. */
 
-/* From 1.14 on a send names the handle of what it sends. Left to itself UCX registers memory when it is sent
- * first, and keeps that by address: of a card it may not hear that other memory lies there since. */
-#if UCP_API_VERSION >= UCP_VERSION(1, 14)
-#define SENDS_BY_HANDLE 1
-#else
-#define SENDS_BY_HANDLE 0
-#endif
-
 /* -- UCX's part --------------------------------------------------------------------------------- */
 
-static bool has_cuda(const struct cairn_fabric_options *options)
+static bool has_cuda(const struct cairn_fabric_options *options, struct cairn_sentence *why)
 {
     ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
-    struct cairn_sentence unused;
     ucp_context_h context;
-    if (ucx_context_open(options, true, &context, &unused) != CAIRN_OK) return false;
+    if (ucx_context_open(options, true, &context, why) != CAIRN_OK) return false;
     const bool is_known = ucp_context_query(context, &attr) == UCS_OK;
     ucp_cleanup(context);
-    return is_known && (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
+    if (is_known && (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0) return true;
+    cairn_sentence_set(why, "UCX %s of this system was built without CUDA",
+                       ucp_get_version_string());
+    return false;
 }
 
 /* -- the network card's ------------------------------------------------------------------------- */
@@ -489,11 +483,7 @@ bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_
         no = "device_memory is host";
     else if (options->device == NULL)
         no = "there is no card";
-    if (no == NULL && !has_cuda(options)) {
-        cairn_sentence_set(why, "UCX %s of this system was built without CUDA",
-                           ucp_get_version_string());
-        return false;
-    }
+    if (no == NULL && !has_cuda(options, why)) return false;
     if (no == NULL && options->device_memory == CAIRN_DEVICE_MEMORY_DEVICE) {
         cairn_sentence_set(why, "device_memory is device, and UCX %s has CUDA",
                            ucp_get_version_string());
@@ -547,18 +537,34 @@ static void close_card(struct ucx_fabric *ucx, struct ucx_card *card)
     free(card);
 }
 
-/* When something goes there first: where nobody of another host has to do with it, it costs nothing. */
+/* Registers the memory when something goes there first: as long as nobody of another host has to do with it,
+ * it costs nothing. Memory that UCX refuses to register is not sent or received into by its address, since
+ * UCX may still know other memory there: it stays, and goes through the host from then on. */
 struct ucx_card *ucx_card_hold(struct ucx_fabric *ucx, const struct fabric_op *op,
                                const void *payload)
 {
     struct ucx_region *region = (struct ucx_region *)fabric_region_find(&ucx->common, payload,
                                                                         op->payload_bytes);
-    if (!SENDS_BY_HANDLE || region == NULL || region->is_refused) return NULL;
+    if (!SENDS_BY_HANDLE || region == NULL) return NULL;
     struct ucx_card **card = op->is_send ? &region->sent : &region->landed;
     if (*card == NULL) *card = register_card(ucx, &region->common, !op->is_send);
-    region->is_refused = *card == NULL;
+    if (*card == NULL) region->common.is_unregistered = true;
     if (*card != NULL) (*card)->references++;
     return *card;
+}
+
+void ucx_card_retire(struct ucx_fabric *ucx, const struct ucx_card *card)
+{
+    for (uint32_t i = 0; card != NULL && i < ucx->common.region_count; i++) {
+        struct ucx_region *region = (struct ucx_region *)ucx->common.regions[i];
+        struct ucx_card **kept = region->sent == card     ? &region->sent
+                                 : region->landed == card ? &region->landed
+                                                          : NULL;
+        if (kept == NULL) continue;
+        ucx_card_release(ucx, *kept);
+        *kept = NULL;
+        return;
+    }
 }
 
 void ucx_card_name(const struct ucx_card *card, ucp_request_param_t *param)

@@ -702,6 +702,9 @@ void ucx_meet(struct ucx_link *link)
     const bool is_forced = ucx->common.options.one_sided == CAIRN_ONE_SIDED_ON;
     LIST_INIT(&link->referred);
     link->endpoint = ++ucx->endpoints;
+    link->is_native = ucx->common.takes_device &&
+                      (ucx->common.options.device_memory == CAIRN_DEVICE_MEMORY_DEVICE ||
+                       has_native_lanes(link->ep));
     if (!ucx->common.is_one_sided) return;
     link->may_read = is_forced || has_native_lanes(link->ep);
     say_hello(link, true);

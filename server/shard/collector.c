@@ -245,9 +245,11 @@ static bool reads_in_place(const struct collector *collector,
                            const struct cairn_chunk_header *header, uint32_t chunk,
                            const struct cairn_fabric_message *message)
 {
-    return collector_reads_view(collector, header, chunk, message) &&
-           (cairn_way_of(cairn_fabric_message_path(message)) == CAIRN_WAY_DEVICE ||
-            compute_is_host(collector->hands->compute(collector, chunk)));
+    if (!collector_reads_view(collector, header, chunk, message)) return false;
+    if (cairn_way_of(cairn_fabric_message_path(message)) == CAIRN_WAY_DEVICE) return true;
+    // The fabric copies a small payload to memory of this process, which in-place slots do not count.
+    return header->payload_bytes > CAIRN_CHUNK_SMALL &&
+           compute_is_host(collector->hands->compute(collector, chunk));
 }
 
 void collector_push(struct collector *collector, const struct cairn_chunk_header *header,

@@ -457,7 +457,9 @@ static void fetch_brought(struct reply *reply, cairn_status status)
         send_data(member, reply, &source);
         return;
     }
-    if (member != NULL) member_refuse(member, &reply->header, CAIRN_ERR_NOT_READY);
+    // A lack of memory passes, so the reader asks again; anything else is told.
+    const cairn_status why = status == CAIRN_ERR_NO_MEMORY ? CAIRN_ERR_BUSY : CAIRN_ERR_NOT_READY;
+    if (member != NULL) member_refuse(member, &reply->header, why);
     reply_end(reply);
 }
 

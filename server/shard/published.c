@@ -301,6 +301,7 @@ void published_return(struct shard_job *job, const struct cairn_published *copy)
     assert(copy->sends > 0);
     if (--job->versions.copies[copy - job->versions.copies].sends > 0) return;
     if (job->state != CAIRN_JOB_SERVING) return;
+    if (job->shard->closing) return; // its threads have ended: what waited for this begins no more
     published_trim(job);
     job->shard->up->copies_ended(job);
 }
