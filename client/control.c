@@ -22,11 +22,11 @@
 #define FLIGHT_MS       500  /* what is on its way for so long is told of */
 #define FLIGHTS_MAX     64   /* jobs of a session of which it is told */
 
-/* ---- connection ---- */
-
 static void layouts_on_changed(struct job *job, Cairn__LayoutChanged *message);
 static void layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message);
 static void layouts_on_page(struct job *job, const Cairn__Page *page);
+
+/* ---- connection ---- */
 
 static void note_away(struct session *s, cairn_status status, const char *why)
 {

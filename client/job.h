@@ -335,7 +335,7 @@ cairn_status cairn_api_batch_place(struct job *job, const struct cairn_round *ro
 /* May this worker write what is no parameter? CAIRN_ERR_REFUSED. */
 cairn_status cairn_api_batch_judge_buffer(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
 
-/* ---- push.c ---- */
+/* ---- api_push.c ---- */
 /* Did this job begin it? Rounds of two jobs may have the same number. */
 cairn_status cairn_api_judge_begun(const struct job *job,
                                    const struct cairn_round *round) CAIRN_MUST_CHECK;
@@ -411,11 +411,11 @@ cairn_status cairn_api_bring(struct cairn_mem *mem, const struct piece *piece,
 
 /* ==== list ==== */
 
-/* Functions of the calls for single tensors (push.c, put.c, read.c) that the calls for lists
- * (api_cluster.c) use too. They run on the caller's threads; a failure sets the calling thread's error
- * sentence. */
+/* Functions of the calls for single tensors (api_push.c, api_read.c) that the calls for lists
+ * (api_cluster.c) use too. They run on the caller's threads; a failure sets the calling thread's
+ * error sentence. */
 
-/* ---- push.c ---- */
+/* ---- api_push.c ---- */
 /* A push of all that this worker holds of a tensor, or of just that box. CAIRN_ERR_UNSUPPORTED: the name is
  * an alias of a box. */
 cairn_status cairn_api_judge_push(struct job *job, const char *tensor, const struct cairn_box *box,
@@ -428,7 +428,7 @@ cairn_status cairn_api_fill_many(struct job *job, const struct cairn_round *roun
                                  const size_t *tensors, size_t count,
                                  size_t *wrong_out) CAIRN_MUST_CHECK;
 
-/* ---- read.c ---- */
+/* ---- api_read.c ---- */
 /* The number of a plane that is fetched; NULL: of "wire". */
 cairn_status cairn_api_plane_of(const char *plane, int *number_out) CAIRN_MUST_CHECK;
 cairn_status cairn_api_judge_fetch(struct job *job, const char *tensor, int plane,

@@ -23,8 +23,6 @@
 #define GOODBYE_MS  300
 #define STREAMS_MS  1000 /* then a stream may hold up this thread, and is let go */
 
-/* ---- the thread ---- */
-
 static void detach_turn(struct session *s);
 static void attach_release(struct job *job);
 static void again_give_up(struct job *job);
@@ -32,6 +30,8 @@ static void attach_begin(struct job *job);
 static void again_tiles(struct job *job);
 static void again_ask_round(struct job *job);
 static void again_pause(struct job *job);
+
+/* ---- the thread ---- */
 
 static void on_walk_close(uv_handle_t *handle, void *arg)
 {

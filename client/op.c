@@ -395,7 +395,7 @@ bool cairn_op_is_canceled(const struct op *op)
     return op->is_canceled || (op->of != NULL && op->of->is_canceled);
 }
 
-/* ==== wait ==== */
+/* ==== calls that wait ==== */
 
 /* How long a call waits for a worker that is at work on something else; and that a call which waits says for
  * whom. */

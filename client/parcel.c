@@ -98,6 +98,8 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
 
 /* ---- memory with strides ---- */
 
+/* The job's statistics of memory that parcels have of their own grow by `more` and shrink by
+ * `less`. */
 static void parcel_count_packed(struct job *job, size_t more, size_t less)
 {
     struct cairn_stats *stats = &job->stats;

@@ -19,11 +19,11 @@
 #define GRANT_MAX_MS 300  /* longest wait for a GRANT after RoundOpened */
 #define STARVED_MS   5000 /* that a command waits for memory */
 
-/* ---- by whom ---- */
-
 static struct body *recut_body(const struct job *job, uint8_t kind, uint8_t plane,
                                struct cairn_version version);
 static bool recut_refused(struct parcel *parcel, uint64_t status);
+
+/* ---- by whom ---- */
 
 static struct shard_link *carrier_of(struct shard_link *owner)
 {
@@ -155,6 +155,7 @@ static void forget_micros(struct job *job)
     job->pushing.micro_count = 0;
 }
 
+/* Every parcel of the machine ends; the machine is dropped. */
 static void pushes_drop(struct job *job, cairn_status status)
 {
     if (job->pushing.pusher.push == NULL) return;

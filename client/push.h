@@ -175,19 +175,20 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
 cairn_status cairn_parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
 /* A fetch has been received: ends the parcel, or has it end when the card has the bytes. */
 void cairn_parcel_arrived(struct parcel *parcel);
-/* Adds to, and takes from, the job's statistics of memory that parcels have of their own. */
 void cairn_parcel_loan(struct parcel *parcel);
 void cairn_parcel_loan_back(struct parcel *parcel);
 void cairn_parcels_release(struct parcel_table *parcels); /* with the job: none is under way */
 
-/* push.c: what went wrong with a chunk; and, if a call asks, which shards have not answered, and what. Not
- * under the lock. */
+/* push.c: what went wrong with a chunk; and, if a call asks, which shards have not answered, and
+ * what. Not under the lock. */
 void cairn_explain_parcel(const struct parcel *parcel, cairn_status status,
                           struct cairn_sentence *out);
 void cairn_explain_awaited(struct job *job);
 
-/* Where a put, push or fetch stands: the shard and chunk that are next, past those of which the piece has
- * nothing. False: it is cut whole. */
+/* parcel.c: where a put, push or fetch stands. */
+
+/* *shard_out and *chunk_out come next, past those of which the piece has nothing. False: the piece
+ * is cut whole. */
 bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
 /* Goes on with the next of its targets; false: this was the last. */
 bool cairn_command_next(struct command *command);
@@ -222,7 +223,6 @@ bool cairn_pushes_commit_run(struct command *command);
 cairn_status cairn_pushes_on_opened(struct job *job,
                                     const Cairn__RoundOpened *opened) CAIRN_MUST_CHECK;
 void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result);
-/* Every parcel of the machine ends; it is dropped. */
 void cairn_pushes_release(struct job *job); /* with the job, behind that */
 
 /* The connection that the owner's last GRANT came by. */

@@ -22,9 +22,9 @@ struct loan {
     uint64_t number;
 };
 
-/* ---- what a unit is made of: not under the lock ---- */
-
 static void stitches_sweep(struct job *job);
+
+/* ---- what a unit is made of: not under the lock ---- */
 
 static struct unit_tensor tensor_of(struct job *job, uint32_t named)
 {

@@ -209,6 +209,7 @@ cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessa
 cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend,
                        uint64_t *revision_out) CAIRN_MUST_CHECK;
 
+/* ---- output.c ---- */
 /* Says what went wrong on stderr, with the stable code, and returns the exit status. */
 int ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
@@ -272,8 +273,6 @@ void ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
 /* ---- snapshot.c: when they are taken, and which of them stay ---- */
 void ctl_rules_print(const Cairn__JobSpec *spec);
 
-/* ---- job.c: what the shards counted of a job ---- */
-
 /* ---- job.c: what it takes of its shards; an entry a shard ---- */
 uint64_t ctl_job_memory_sum(const Cairn__MemoryTold *memory); /* of all kinds */
 json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count);
@@ -283,24 +282,20 @@ void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shard
 /* From now on SIGINT and SIGTERM end the command (130), at once, with this line on stderr. */
 void ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* ---- reshard.c ---- */
-
-/* ---- reshard.c ---- */
-
 /* ---- output.c ---- */
 /* Runs it every ctl->every_s seconds until SIGINT or SIGTERM, over what it printed before on a terminal,
  * an empty line between elsewhere; or until it fails, but for a coordinator that was there and cannot be
  * reached. */
 int ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl));
 
+/* ---- cluster.c ---- */
+/* Prints to stderr, if there are any, the parts that shards hold and that are not acted on. */
+void ctl_say_strangers(struct ctl *ctl);
+
 /* ---- subcommands; each returns the exit status ---- */
 int ctl_cluster_events(struct ctl *ctl);
 int ctl_cluster_status(struct ctl *ctl);
 int ctl_job_check(struct ctl *ctl);
-/* ---- cluster.c ---- */
-
-/* Prints to stderr, if there are any, the parts that shards hold and that are not acted on. */
-void ctl_say_strangers(struct ctl *ctl);
 int ctl_cluster_adopt(struct ctl *ctl);
 int ctl_cluster_backup(struct ctl *ctl);
 int ctl_cluster_forget(struct ctl *ctl);

@@ -53,8 +53,6 @@ int local_run(struct local *local, int (*body)(struct local *local, void *contex
  * status. */
 int local_shard_add(struct local *local);
 
-/* ---- local.c: names and files ---- */
-
 /* ---- local.c: children ---- */
 /* Waits for a signal of local->signals; 0: none came. timeout_ms -1: for ever. *is_key_out: it came from
  * the terminal, so the command has it, too. */

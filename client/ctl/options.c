@@ -268,8 +268,7 @@ int ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t 
     return done;
 }
 
-/* As ctl_parse_count, or 0. */
-/* The same, or 0. */
+/* The number is read as by ctl_parse_count, but may be 0. */
 static int parse_count_or_none(const char *name, const char *text, uint64_t max, uint64_t *out)
 {
     *out = 0;
@@ -285,6 +284,7 @@ int ctl_parse_real(const char *name, const char *text, double *out)
     return ctl_fail(CAIRN_ERR_INVALID, "--%s %s: a number of at least 0 is allowed", name, text);
 }
 
+/* The text is "90", seconds, or has s, m, min, h or d behind it; 0 is allowed. */
 static int parse_duration(const char *name, const char *text, uint32_t max_s, uint32_t *out)
 {
     static const struct {

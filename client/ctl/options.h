@@ -106,11 +106,9 @@ int ctl_parse_seconds(const char *name, const char *text, double *out);
 int ctl_parse_milliseconds(const char *name, const char *text, double *out);
 /* 1 to max, with K, M, G or T for thousands of it. */
 int ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *out);
-
-/* "90", seconds, or with s, m, min, h or d; 0 is allowed. */
 int ctl_parse_real(const char *name, const char *text, double *out);
 
-/* ---- reshard.c; the same ---- */
+/* ---- options_table.c; the same ---- */
 int ctl_parse_name(struct ctl_names *names, const char *option, const char *text);
 /* "NAME=W", cut at its last "=": the name is borrowed. */
 int ctl_parse_weight(struct ctl_names *names, char *text);

@@ -130,10 +130,6 @@ struct ctl_torch_file {
     bool failed; /* there was no memory */
 };
 
-/* ---- torch.c: text, and the few opcodes that it takes ---- */
-
-/* ---- torch.c ---- */
-
 /* ---- torch.c: parameters and groups as torch's optimizer has them ---- */
 
 struct ctl_torch_order {

@@ -1035,7 +1035,6 @@ static void say_flag(struct ctl_torch_file *t, bool value)
 }
 
 /* A tensor of a storage: all of it, or a box. `first_of_archive`: the store that is data/0. */
-/* A tensor of a storage: all of it, or a box. */
 static void say_tensor(struct ctl_torch_file *t, size_t store, size_t first_of_archive,
                        const struct cairn_shape *shape, const struct cairn_box *box)
 {
@@ -1083,8 +1082,8 @@ static size_t torch_add_store(struct ctl_torch_file *t, struct ctl_torch_store s
     return t->store_count++;
 }
 
-/* Text from there on, the caller's from now on, and no more the file's. NULL if there was no memory. */
-/* Takes what was put since, the caller's then: of an archive to come. */
+/* The text that was put since `from`, for an archive to come, becomes the caller's, and is no more
+ * the file's. NULL: there was no memory. */
 static uint8_t *torch_take_text(struct ctl_torch_file *t, size_t from, size_t *bytes_out)
 {
     *bytes_out = t->text_bytes - from;

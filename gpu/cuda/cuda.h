@@ -89,8 +89,6 @@ CAIRN_MUST_CHECK cairn_status cairn_cuda_check(struct cairn_cuda *cuda, int resu
 int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
                     struct CUevent_st *event);
 
-/* ---- home.c ---- */
-
 /* ---- run.c: pure, but for memory; no lock ---- */
 
 /* CAIRN_ERR_NO_MEMORY; CAIRN_ERR_EXISTS: it lies on others. */
@@ -108,10 +106,6 @@ bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, ui
 /* The first place among `within` that has so many free bytes; 0: none. */
 uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn_cuda_span within,
                               uint64_t bytes);
-
-/* ---- home.c ---- */
-
-/* ---- home.c: addresses of a part of the space; 0: there is no room ---- */
 
 /* ---- home.c, home.c, home.c, run.c, run.c: of the kind (gpu/home_kind.h) ---- */
 
@@ -288,8 +282,6 @@ uint64_t cairn_cuda_staging_bytes(uint64_t card_bytes);
 /* Every run calls this, too: the first call gives the stream its staging. */
 CAIRN_MUST_CHECK cairn_status cairn_cuda_stream_begin(struct cairn_home_stream *begun,
                                                       struct cairn_sentence *why);
-
-/* ---- run.c ---- */
 
 /* ==== image ==== */
 

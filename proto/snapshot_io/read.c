@@ -586,6 +586,9 @@ static uint32_t count_ahead(const struct cairn_block_reader *r)
     return count;
 }
 
+/* A caller that does not read one file after the other says that it will ask for this block, after
+ * those that were wanted before. False: there is no room for it yet (blocks that are returned make
+ * some), or nothing is read ahead. */
 static bool block_reader_want(struct cairn_block_reader *r, size_t file, uint64_t block)
 {
     start_threads(r, file);

@@ -50,9 +50,6 @@ cairn_status cairn_block_reader_get(struct cairn_block_reader *reader, size_t fi
                                     const uint8_t **bytes_out, size_t *count_out,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* For a caller that does not read one file after the other: this block will be asked for, after
- * those that were wanted before. False: there is no room for it yet (blocks that are returned make
- * some), or nothing is read ahead. */
 void cairn_block_reader_close(struct cairn_block_reader *reader);
 
 /* The sentence of a file that cannot be opened, or has another size than the manifest says; what the

@@ -11,11 +11,11 @@
 #include "server/coordinator/base.h"
 #include "server/coordinator/job.h"
 
-/* ---- lifetime ---- */
-
 static void groups_take_back(struct coord_job *job);
 static bool groups_plan_equal(const struct groups_plan *a, const struct groups_plan *b);
 static void groups_tell(struct coord_job *job);
+
+/* ---- lifetime ---- */
 
 static void release_formed(struct coord_groups *groups)
 {

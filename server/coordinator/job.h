@@ -86,8 +86,6 @@ cairn_status coord_openers_judge(struct coord *cluster, const char *name,
 void coord_job_openers_fail(struct coord *cluster, const char *name, cairn_status status,
                             const char *text);
 
-/* ---- openings.c, for openings.c ---- */
-
 /* ==== init ==== */
 
 /* The initial state of a job: who put it, whether all put the same, and its seal. */

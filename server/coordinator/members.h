@@ -187,7 +187,7 @@ bool coord_layouts_behind(const struct coord_job *job);
  * shard. */
 bool coord_layouts_serves(const struct coord_job *job, uint32_t shard);
 
-/* LayoutChanged to one, or to all who are attached. */
+/* LayoutChanged to all who are attached. */
 void coord_members_layout_changed(struct coord_job *job);
 
 /* ==== commits ==== */

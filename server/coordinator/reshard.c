@@ -18,12 +18,12 @@
 #include "server/coordinator/store.h"
 #include "server/core/holes.h"
 
-/* ---- the end ---- */
-
 static void slice_begin(struct coord_job *job, struct cairn_layout *next, uint8_t *gone,
                         uint64_t bytes, bool back);
 static bool reshard_is_paced(const struct coord_job *job);
 static void slice_cancel(struct coord_job *job);
+
+/* ---- the end ---- */
 
 static void on_saved(const struct coord_saved *saved)
 {

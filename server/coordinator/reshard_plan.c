@@ -17,11 +17,11 @@
 #define SLICE_BYTES_MAX ((uint64_t)64 << 20)
 #define SLICE_PART_MAX  0.02 /* of what the shard owns, where that is more */
 
-/* ---- may it be? ---- */
-
 static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn__ReshardAsk *ask,
                                        struct coord_reshard_wish *wish_out,
                                        struct cairn_sentence *why);
+
+/* ---- may it be? ---- */
 
 static cairn_status judge_stage_0(const struct coord_job *job,
                                   const struct coord_reshard_wish *wish, struct cairn_sentence *why)

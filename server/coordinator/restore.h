@@ -105,8 +105,6 @@ void coord_restores_seat_gone(struct coord *cluster, const struct coord_seat *se
 
 /* ---- for its own files ---- */
 
-/* restore.c; on another thread */
-
 /* recovery.c */
 /* Above all that the job has used, or may use by what is durable of it, and above all that lie in the folder
  * of its name. */
@@ -122,18 +120,11 @@ cairn_status coord_restore_replace(struct coord_restore *restore, struct coord_j
                                    cairn_cluster_gather_fn on_made,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* restore.c; on the other thread. */
-
-/* restore.c: who asked is told */
-
+/* restore.c */
 /* The spec of the job that is made: the manifest's, or with the settings that were asked for. */
 const struct cairn_job_spec_data *coord_restore_spec(const struct coord_restore *restore);
 /* Notes what the job is that goes for it. */
 void coord_restore_replaces(struct coord_restore *restore, const struct coord_job *old);
-
-/* restore.c */
-
-/* restore.c */
 
 /* The snapshot that was chosen is damaged, by `text`: which, and how. */
 void coord_restore_say_damaged(const struct coord_restore *restore, const char *text,
@@ -141,8 +132,6 @@ void coord_restore_say_damaged(const struct coord_restore *restore, const char *
 /* It is done; `damaged` is the newest that was not taken for it: its job says so. Empty: there is none. */
 void coord_restore_passed_over(const struct coord_restore *restore,
                                const struct cairn_sentence *damaged);
-
-/* restore.c */
 
 /* ==== recovery ==== */
 

@@ -348,8 +348,6 @@ struct coord_groups {
 
 /* ---- groups.c ---- */
 
-/* ---- groups.c ---- */
-
 /* A job that was in the store: its shards may relay for what an incarnation before this one told them. */
 cairn_status coord_groups_doubt(struct coord_job *job) CAIRN_MUST_CHECK;
 /* A snapshot became the job: these groups made its last step. */

@@ -20,11 +20,11 @@
 
 #define ADMIN_IDLE_MS (10 * 60 * 1000)
 
-/* ---- Hello ---- */
-
 static cairn_status seat_claim(struct coord *cluster, struct cairn_peer *peer,
                                const Cairn__Hello *hello, struct cairn_sentence *why);
 static bool seat_take(struct coord_session *session, const Cairn__Hello *hello);
+
+/* ---- Hello ---- */
 
 static cairn_status judge_hello(const struct coord *cluster, const Cairn__Hello *hello,
                                 struct cairn_sentence *why)

@@ -18,13 +18,13 @@
 
 /* Cuts on the loop: begun, pinned by the core, gathered from the shards. See snapshot.h. */
 
-/* ---- parts ---- */
-
 static void cut_add_progress(const struct coord_job *job, struct cairn_sentence *out);
 static bool cut_prepare(struct coord_cut *cut);
 static void cut_to_view(const struct coord_cut *cut, const char *state, struct snapshot_view *view);
 static void cut_make_folder(struct coord_work *work);
 static void snapshot_nonfinite(const struct cairn_manifest *manifest, struct snapshot_view *view);
+
+/* ---- parts ---- */
 
 static cairn_status take_files(struct coord_cut *cut, const Cairn__SnapshotPart *part,
                                struct cairn_sentence *why)
@@ -436,10 +436,10 @@ uint64_t coord_cut_number(void)
     return number | 1;
 }
 
-/* Gives it a number, that of one which was prepared ahead if there is one; else asks the shards for memory.
- * False: that is not waited for. */
-/* One by steps is of the version that there is now, as the last before a parting is, and nobody needs the
- * memory where nobody trains. */
+/* The cut gets the number of one that was prepared ahead, if there is one; else a new one, and the
+ * shards are asked for memory. False: nobody waits for memory. A cut by steps is of the version
+ * that there is now, as the last before a parting is, so neither asks; and nobody needs the memory
+ * where nobody trains. */
 static bool cut_prepare(struct coord_cut *cut)
 {
     struct coord_job *job = cut->job;

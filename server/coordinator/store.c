@@ -157,6 +157,7 @@ static const char schema_end[] =
 
 /* ---- statements ---- */
 
+/* The library's last error becomes a status, and a sentence that says what to do. */
 static cairn_status store_fail(const struct cairn_store *store, const char *doing,
                                struct cairn_sentence *why)
 {

@@ -256,7 +256,6 @@ struct cairn_store {
     uint64_t event_changes;   /* rows of events, written or deleted */
 };
 
-/* The library's last error as a status and a sentence that says what to do. */
 cairn_status store_run(const struct cairn_store *store, const char *sql,
                        struct cairn_sentence *why);
 cairn_status store_prepare(const struct cairn_store *store, const char *sql, sqlite3_stmt **out,

@@ -7,8 +7,6 @@
 #include "server/core/mutant.h"
 #include "server/core/step_state.h"
 
-/* ---- memory ---- */
-
 static struct member *step_find(const struct cairn_step *step, uint64_t id);
 static void step_on_chunk(struct cairn_step *step, const struct step_event *event,
                           struct step_actions *actions);
@@ -16,6 +14,8 @@ static void step_on_micro_end(struct cairn_step *step, const struct step_event *
                               struct step_actions *actions);
 static void step_on_commit(struct cairn_step *step, const struct step_event *event,
                            struct step_actions *actions);
+
+/* ---- memory ---- */
 
 static bool config_ok(const struct step_config *config)
 {

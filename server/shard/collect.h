@@ -155,10 +155,6 @@ void tiles_put(struct shard_job *job, uint64_t chunk, const struct cairn_piece *
 /* True: the boxes that were put make up the chunk. */
 bool tiles_put_whole(const struct shard_job *job, uint64_t chunk);
 
-/* ==== tiles held ==== */
-
-/* Boxes that members hold, as tiles.c makes them, for tiles.c. Private to these two. */
-
 /* ==== step message ==== */
 
 /* Messages of the data plane as the core's events, and the core's actions as messages. */

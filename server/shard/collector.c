@@ -9,8 +9,6 @@
 #include "server/base/listener.h"
 #include "server/shard/shard.h"
 
-/* ---- open and close ---- */
-
 static void slot_release(struct cairn_slot *slot);
 static struct cairn_chunk_header step_header_of(const struct step_action *action, uint8_t kind,
                                                 const struct chunk_table *table);
@@ -18,6 +16,8 @@ static cairn_status frozen_judge(const struct frozen *frozen,
                                  const struct cairn_job_spec_data *spec, uint32_t tensor,
                                  uint64_t round, struct cairn_sentence *why);
 static void fold_begin(struct collector *collector, const struct step_action *action);
+
+/* ---- open and close ---- */
 
 static cairn_status grow(struct step_actions *actions, size_t capacity)
 {

@@ -30,11 +30,11 @@ enum {
     LANES_BESIDE
 }; /* behind those of the threads, as pool.h numbers them */
 
-/* ---- open and close ---- */
-
 static void works_send(struct works *works);
 static cairn_status works_await(struct works *works, struct cairn_sentence *why);
 static cairn_status works_begin(struct works *works, struct cairn_sentence *why);
+
+/* ---- open and close ---- */
 
 static uint32_t lists_max(const struct cairn_home *home)
 {

@@ -95,6 +95,4 @@ struct unheard {
     size_t count;
 };
 
-/* ==== without ==== */
-
 #endif

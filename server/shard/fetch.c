@@ -441,8 +441,8 @@ void fetch_deferred(struct shard_job *job)
     shard_job_settle(job);
 }
 
-/* The chunk that it waited for is in host memory (read.h); not OK: it is not. */
-/* The version may be one that cannot be asked for any more: the copy has it as long as this takes. */
+/* The chunk that the reply waited for is in host memory (read.h); not OK: it is not. The version
+ * may be one that cannot be asked for any more: the copy has it as long as this takes. */
 static void fetch_brought(struct reply *reply, cairn_status status)
 {
     const struct shard_job *job = reply->job;
@@ -465,8 +465,8 @@ static void fetch_brought(struct reply *reply, cairn_status status)
 
 /* ==== bring ==== */
 
-/* The copy has the chunk in host memory. */
-/* Updates pass frozen tensors by, so these are always there. */
+/* The copy has the chunk in host memory. Updates pass frozen tensors by, so these are always
+ * there. */
 static bool bring_has(const struct cairn_published *copy, uint64_t chunk)
 {
     const struct shard_view *view = copy->view;

@@ -964,6 +964,9 @@ static int by_giver(const void *left, const void *right)
     return (int)a->plane - (int)b->plane;
 }
 
+/* The list has lots for all that `next` has on this shard and `now` has on another one. State in
+ * `kept`, the view before, is still here and does not come; `kept` may be NULL.
+ * CAIRN_ERR_NO_MEMORY. */
 static cairn_status lots_list(const struct shard_view *now, const struct shard_view *next,
                               const struct shard_view *kept, struct lots *out)
 {

@@ -49,8 +49,6 @@ static inline bool lot_is_whole(const struct lot *lot)
     return lot->elem_count == lot->chunk_elems;
 }
 
-/* Lists lots for all that `next` has on this shard and `now` has on another one. State in `kept`,
- * the view before, is still here and does not come; `kept` may be NULL. CAIRN_ERR_NO_MEMORY. */
 void lots_release(struct lots *lots);
 
 /* ==== take ==== */

@@ -62,10 +62,6 @@ struct cairn_take {
     void (*done)(struct cairn_take *take);
 };
 
-/* ---- take.c ---- */
-
-/* ---- take.c ---- */
-
 /* ==== part ==== */
 
 /* Shared by the files of this room: one change of the layout, and the clock of all changes. Private
@@ -73,10 +69,6 @@ struct cairn_take {
 
 /* Calls cairn_move_tick until nothing waits any more. */
 void move_wake(struct cairn_shard *shard);
-
-/* ---- move.c ---- */
-
-/* ---- move.c ---- */
 
 /* ==== shift ==== */
 

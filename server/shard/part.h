@@ -131,8 +131,7 @@ void pass_switch(struct shard_job *job, struct pass_tables *tables);
 /* Planes lie elsewhere than they did: none is under way. */
 void pass_divide(struct shard_job *job);
 
-/* ---- of a run of a pass; any thread ---- */
-
+/* The item of a run of a pass is one of all chunks: the core has no number for its chunk. */
 #define CAIRN_PASS_NOT_TRAINED UINT32_MAX
 
 /* ==== park ==== */

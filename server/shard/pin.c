@@ -44,9 +44,9 @@ struct cairn_pin {
     struct cairn_sentence why;
 };
 
-/* ---- the end ---- */
-
 static bool pace_is_free(const struct cairn_pace *pace, uint64_t now_us);
+
+/* ---- the end ---- */
 
 static void pin_free(struct cairn_pin *pin)
 {

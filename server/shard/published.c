@@ -658,7 +658,6 @@ static uint64_t copy_device_bytes(const struct cairn_published *copy)
 }
 
 /* The bytes of the budget that one more copy takes. */
-/* The bytes of the budget that one more copy takes. */
 static uint64_t copy_bytes(const struct shard_job *job)
 {
     return CAIRN_PUBLISHED_PAGE_BYTES + job->view->wire_bytes +

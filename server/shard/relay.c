@@ -14,8 +14,6 @@
 #define TICK_MS       20
 #define SILENT_MAX_MS 15000 /* without a word from an owner */
 
-/* ---- one in use ---- */
-
 static void relay_owner_close(struct cairn_relay_owner *owner);
 static void relay_sums_close(struct cairn_relay *relay);
 static void relay_sums_void(struct cairn_relay *relay);
@@ -30,6 +28,8 @@ static bool relay_link_waits(const struct cairn_relay_owner *owner);
 static void relay_link_open(struct cairn_relay_owner *owner);
 static struct cairn_relay_owner *relay_owner_of(const struct collector *collector);
 
+/* ---- one in use ---- */
+
 struct cairn_relay *cairn_relay_of(const struct shard_job *job)
 {
     return job->relays != NULL && !job->relays->leaving ? job->relays : NULL;
@@ -43,6 +43,7 @@ struct cairn_relay_owner *relay_owner_find(struct cairn_relay *relay, uint32_t i
                                                                          : NULL;
 }
 
+/* The owner of a chunk of the grid; NULL: no owner of this relay. */
 static struct cairn_relay_owner *relay_owner_of_chunk(struct cairn_relay *relay, uint32_t tensor,
                                                       uint64_t first_leaf)
 {
@@ -539,6 +540,8 @@ static void relay_sums_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
                       owner->name, relay->job->shard->name);
 }
 
+/* The round is void: folds that wait are not done, and the sums are nobody's. The call comes before
+ * the core drains. */
 static void relay_sums_void(struct cairn_relay *relay)
 {
     for_folds(buffer_pool_void(&relay->sums.pool), fold_drop);
@@ -630,6 +633,7 @@ static void sign(const struct cairn_chunk_link *link, struct cairn_chunk_header 
     if (header->kind == CAIRN_CHUNK_HELLO) header->value = CAIRN_CHUNK_OF_RELAY;
 }
 
+/* The owner has not answered something. */
 static bool relay_link_waits(const struct cairn_relay_owner *owner)
 {
     return cairn_pusher_waits(&owner->forward.pusher, 0) || relay_fetch_waits(owner);

@@ -107,7 +107,6 @@ struct cairn_relay_owner {
 
 /* Connections of a relay to the owners (proto/link/chunk_link.h); an owner may be this very shard. */
 
-/* The owner has not answered something. */
 void relay_link_close(struct cairn_relay_owner *owner);
 
 /* ==== sums ==== */
@@ -126,7 +125,6 @@ struct relay_sums {
 /* A buffer is free, or may be taken: folds that wait go on. */
 void relay_sums_advance(struct cairn_relay *relay);
 
-/* The round is void: folds that wait are not done, and the sums are nobody's. Before the core drains. */
 float *relay_buffer_at(const struct cairn_relay *relay, uint32_t buffer);
 
 /* ==== collect ==== */
@@ -214,7 +212,6 @@ CAIRN_MUST_CHECK cairn_status cairn_relay_set(struct shard_job *job, const Cairn
 /* The job's relay that works; NULL: none. */
 struct cairn_relay *cairn_relay_of(const struct shard_job *job);
 struct cairn_relay_owner *relay_owner_find(struct cairn_relay *relay, uint32_t index);
-/* The owner of a chunk of the grid; NULL: no owner of this relay. */
 void relay_on_fence(struct shard_job *job, uint64_t epoch);
 void relay_on_resolve(struct shard_job *job, uint64_t epoch);
 /* A round is open. CAIRN_ERR_PROTOCOL: it names a relay that there is not. */
@@ -348,9 +345,5 @@ struct relay_fetches {
     uint32_t under_way; /* sends and receives */
     struct cairn_relay_wants wants_free, without_place;
 };
-
-/* ---- relay_cache.c ---- */
-
-/* ---- fetch.c ---- */
 
 #endif

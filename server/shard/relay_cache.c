@@ -8,12 +8,12 @@
 
 #define PLACE_ALIGN 4096u
 
-/* ---- the table ---- */
-
 static void relay_fetch_refuse_all(struct relay_fetches *fetches, struct relay_entry *entry,
                                    cairn_status status);
 static void relay_fetch_send_all(struct relay_fetches *fetches, struct relay_entry *entry);
 static void relay_fetch_serve(struct relay_fetches *fetches);
+
+/* ---- the table ---- */
 
 static struct relay_entry **bucket_of(const struct relay_cache *cache,
                                       const struct cairn_relay_owner *owner, uint64_t chunk,

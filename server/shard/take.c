@@ -14,8 +14,6 @@ enum { SLOTS_EACH_MAX = 12, SLOTS_EACH_MIN = 2, SLOTS_MAX = 48 };
  * being copied meanwhile. */
 enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
-/* ---- sizes ---- */
-
 static cairn_status giver_open(struct cairn_take *take, struct giver *giver,
                                const Cairn__ShardInfo *info, struct cairn_sentence *why);
 static void giver_close(struct giver *giver);
@@ -24,6 +22,8 @@ static void giver_feed(struct giver *giver);
 static bool giver_tick(struct giver *giver, uint64_t now_ms);
 static void giver_on_message(struct giver *giver, const struct cairn_chunk_header *header,
                              struct cairn_fabric_message *message);
+
+/* ---- sizes ---- */
 
 static uint32_t slots_each(const struct lots *lots, uint32_t most)
 {

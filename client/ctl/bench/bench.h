@@ -413,14 +413,12 @@ bool step_batch_open(struct step_worker *w, const struct bench_worker *worker);
 bool step_batch_run(struct step_worker *w, const struct bench_member *member,
                     struct bench_report *report);
 
-/* ---- card.c ---- */
 /* Memory on the card for gradients and parameters. The gradients are what the parameters of the job are,
  * which begin as random numbers: nothing here writes to a card by itself. False, and said. */
 bool step_card_take(struct step_worker *w);
 /* Copies the bytes of all gradients on the card so many times. Seconds; 0, and said: it failed. */
 double step_card_copy(struct step_worker *w, int copies);
 
-/* ---- step.c ---- */
 /* Forward and backward of the round's version, unit by unit, with all pushes. */
 cairn_status step_units_run(struct step_worker *w, const struct cairn_round *round);
 

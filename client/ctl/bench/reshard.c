@@ -21,8 +21,6 @@
 #include "client/ctl/local.h"
 #include "proto/plan/plan.h"
 
-/* ==== copy ==== */
-
 /* The reference for the bench of moves: memcpy of as many bytes, by one thread or by one a core, to
  * memory that was written before or that is fresh. Private to that bench. */
 
@@ -36,8 +34,6 @@ struct bench_copier {
  * while it is copied. Areas of another size than before are made anew. */
 double bench_copy(struct bench_copier *copier, size_t bytes, uint32_t threads, bool is_fresh);
 void bench_copier_release(struct bench_copier *copier);
-
-/* ==== move ==== */
 
 /* A move of the bench's job, and what is watched meanwhile: by a thread of its own, so that the bench may
  * order steps. */

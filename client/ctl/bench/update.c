@@ -34,8 +34,6 @@
 /* The arrays of `cairn bench update` in a home, and passes over them by threads that give the home lists of
  * works, as a shard's pool does. Private to the bench of the update; calls are made from one thread. */
 
-/* ==== streams ==== */
-
 /* The yardstick of memory speed: arrays that are updated in place, one add to each element. Private to
  * the bench of the update. */
 

@@ -2,7 +2,7 @@
  * begins a round, casts them for the wire where that is bf16, pushes each tensor as it is ready, commits,
  * and fetches all parameters (or had read them before, unit by unit: step.c). All of its memory is of
  * cairn_alloc, as the gradients of the Python package are: so the library may take the shortest way there is,
- * and it has large pages. On a card (card.c) gradients are of the wire's type already. */
+ * and it has large pages. On a card (step.c) gradients are of the wire's type already. */
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
