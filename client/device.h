@@ -131,7 +131,7 @@ void cairn_card_change_end(void);
 
 /* ==== door ==== */
 
-/* Between the files of client/device; private to them. */
+/* Private to device.c. */
 
 struct card {
     const struct cairn_driver *driver;

@@ -316,10 +316,9 @@ static const struct cairn_local_extent *local_of(struct command *command, uint32
 {
     const struct body *body = command->body;
     const uint32_t tensor = command->target->tensor;
-    size_t count_parcel;
-    const struct cairn_extent *extent = cairn_layout_tensor_extents(body->layout, tensor,
-                                                                    &count_parcel);
-    if (command->next_extent >= count_parcel) return NULL;
+    size_t count;
+    const struct cairn_extent *extent = cairn_layout_tensor_extents(body->layout, tensor, &count);
+    if (command->next_extent >= count) return NULL;
     extent += command->next_extent;
     *shard_out = extent->shard;
     if (command->local == NULL)

@@ -26,7 +26,7 @@ struct sum;
 struct sums {
     struct sum *of;              /* owned: [tensor_count]; NULL: nothing was added up */
     bool ended;                  /* lock: the sums of this round are sent, or about to be */
-    struct assembly *assemblies; /* lock; owned: tensors of which parts are missing (push.h) */
+    struct assembly *assemblies; /* lock; owned: tensors of which parts are missing (below) */
 };
 
 bool cairn_accumulate_wanted(const struct job *job);

@@ -202,7 +202,7 @@ static void add_missing(const struct job *job, struct cairn_sentence *out)
                        missing > 1 ? "s" : "", names.text);
 }
 
-/* Adds to this thread's sentence what this worker did not put, before cairn_puts_end forgets it: of an
+/* Adds to this thread's sentence what this worker did not put, before puts_end forgets it: of an
  * initial state that is not whole all that rank 0 has left out; and that the rank put only `count` tensors,
  * the usual reason for a mismatch. */
 static cairn_status puts_explain(struct job *job, cairn_status status, size_t count)

@@ -258,7 +258,7 @@ void cairn_stitches_release(struct job *job);
 /* ==== lent ==== */
 
 /* Tensors where the shards of this host published them, in one piece each: nothing is copied but the pages
- * in which parts of several shards meet (client/read.h). Under the session's lock, any thread. */
+ * in which parts of several shards meet (above). Under the session's lock, any thread. */
 
 struct card;
 

@@ -11,7 +11,7 @@
  *             back.
  *   commands  (op.h) put, push, micro-batch end, commit, fetch: done by the loop thread in the order given.
  *   ops       (op.h) what put, push and fetch have under way; a thread waits for `done`, or a stream of a GPU
- *             (session.h).
+ *             (below).
  *
  * So everything marked "loop thread" needs no lock, and everything marked "lock" is short. A lost
  * coordinator or shard changes nothing above: the loop thread reconnects, attaches again under the

@@ -370,7 +370,7 @@ static int take_keeping(struct ctl *ctl, int option)
     }
 }
 
-/* rules.c; the others go to take_bench */
+/* The others go to ctl_take_bench. */
 static int take_rule(struct ctl *ctl, int option)
 {
     struct ctl_rules *rules = &ctl->rules;

@@ -1,4 +1,5 @@
-/* Tables, lines and JSON. */
+/* The means that subcommands share: tables, lines and JSON; progress, confirmation, interrupts;
+ * the one request; --watch. Two subcommands stand here, too: env and capabilities. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>

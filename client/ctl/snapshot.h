@@ -66,7 +66,7 @@ cairn_status ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer
  *              tensor one chunk. Keys are those of get_state_dict: model.<name>, optim.state.<name>.exp_avg,
  *              optim.param_groups.<n>.lr, ...; an alias of all of a tensor is a key of the same archive
  *
- * Buffers that are kept as their bytes (snapshot.h) are tensors of their kind in both.
+ * Buffers that are kept as their bytes (above) are tensors of their kind in both.
  *
  * The plan is entries of the snapshot's writer: planes, and pieces of text between them. Sums of what is
  * written (the format has CRC-32) are filled into the text behind it, so memory is that of the text. */
@@ -105,7 +105,7 @@ void ctl_torch_free(struct ctl_torch_file *t);
 
 /* ==== torch parts ==== */
 
-/* The elements of torch's files: text, the opcodes of a pickle, archives. Private to torch_*.c. */
+/* The elements of torch's files: text, the opcodes of a pickle, archives. Private to torch.c. */
 
 /* A file of an archive. */
 struct ctl_torch_member {
@@ -289,12 +289,11 @@ static inline const char *ctl_shape(const struct cairn_shape *shape,
  *         As transformers writes it: whole tensors, one after the other; __metadata__ has "format", and for
  *         each alias of a whole tensor its name, and that of the tensor, which is stored once (as
  *         safetensors.torch.save_model does).
- *   dcp   __0_0.distcp, .metadata: a folder of torch.distributed.checkpoint     snapshot.h
+ *   dcp   __0_0.distcp, .metadata: a folder of torch.distributed.checkpoint     torch file, above
  *   torch checkpoint.pt, as torch.save writes it                                the same
  *
- * Blobs, which are no numbers, are left out, but for buffers that are kept as their bytes
- * (snapshot.h); so are
- * the aliases of hf, and in dcp those of a part of a tensor. */
+ * Blobs, which are no numbers, are left out, but for buffers that are kept as their bytes (above);
+ * so are the aliases of hf, and in dcp those of a part of a tensor. */
 
 #define CTL_EXPORT_INDEX_NAME "model.safetensors.index.json"
 #define CTL_EXPORT_PLANE_STEP 0 /* of an entry: torch's count of steps, one f32 */

@@ -1,10 +1,10 @@
 /* The home on a card: what the files of gpu/cuda share. Private to it.
  *
- *   home.c ──► home.c   which card; its name
- *     │   └──► home.c   planes: handles of at most 64 MiB, side by side in one reservation
- *     │   └──► home.c   memory of the card that other processes own
- *     │   └──► home.c      host memory that the card reads by itself
- *     └──► run.c ──► run.c   works ─► plan.c: what fits a plan ─► run.c: copies in, kernels, copies out
+ *   home.c   the card: which, its name
+ *     │      planes: handles of at most 64 MiB, side by side in one reservation
+ *     │      imports: memory of the card that other processes own
+ *     │      pins: host memory that the card reads by itself
+ *     └──► run.c   works ─► plan.c: what fits a plan ─► run.c: copies in, kernels, copies out
  *
  * One reservation of addresses has all that a home gives: what lies in it lies in the home. The part of it
  * that imports get is their own: whoever shows much takes none of the planes' addresses.
@@ -107,7 +107,7 @@ bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, ui
 uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn_cuda_span within,
                               uint64_t bytes);
 
-/* ---- home.c, home.c, home.c, run.c, run.c: of the kind (gpu/home_kind.h) ---- */
+/* ---- home.c, run.c: of the kind (gpu/home_kind.h) ---- */
 
 /* True if the card copies from and to all of these bytes of the host by itself. */
 bool cairn_cuda_is_pinned(struct cairn_cuda *cuda, const void *host, uint64_t bytes);
@@ -194,9 +194,8 @@ void cairn_cuda_plan_release(struct cairn_cuda_plan *plan);
 void cairn_cuda_plan_clear(struct cairn_cuda_plan *plan);
 bool cairn_cuda_plan_is_empty(const struct cairn_cuda_plan *plan);
 
-/* plan.c: adds as much of the work as fits. True: all that was left. False: go on in an empty plan
- * that runs
- * after this one. */
+/* Adds as much of the work as fits. True: all that was left. False: go on in an empty plan that
+ * runs after this one. */
 bool cairn_cuda_plan_add(struct cairn_cuda_plan *plan, struct cairn_work *work,
                          struct cairn_cuda_plan_cursor *cursor);
 /* Puts the items into `in`; lists_out: what launches are given, pieces 0 where there is nothing to launch. */
@@ -205,14 +204,14 @@ void cairn_cuda_plan_place(struct cairn_cuda_plan *plan,
 /* The slice is over: gives the host what was made. */
 void cairn_cuda_plan_end(const struct cairn_cuda_plan *plan);
 
-/* ---- plan.c, for plan.c: there is room, who calls has looked ---- */
+/* ---- plan.c: there is room, the caller has looked ---- */
 
 void cairn_cuda_plan_copy(struct cairn_cuda_plan_copy *copies, size_t *count, uint64_t device,
                           void *host, size_t bytes);
 
 /* ==== lower ==== */
 
-/* How works are cut into what fits a plan: for plan.c, plan.c and plan.c. */
+/* How works are cut into what fits a plan. Private to plan.c. */
 
 /* More than an item takes, and the rounding of a buffer or two. */
 #define CAIRN_CUDA_PLAN_ITEM_ROOM ((size_t)256)

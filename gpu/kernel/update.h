@@ -1,5 +1,4 @@
-/* The optimizers, in the order of gpu/host/isa/update.h, adam.h and sgd.h, where it is written out;
- * with the
+/* The optimizers, in the order of gpu/host/isa/update.h, where it is written out; with the
  * published copy, and the exact count of results that are not finite. Every operation rounds once. */
 #ifndef CAIRN_GPU_KERNEL_UPDATE_H
 #define CAIRN_GPU_KERNEL_UPDATE_H

@@ -340,8 +340,8 @@ static ucs_status_t set_of_tcp(ucp_config_t *config, const char *name, const cha
 }
 
 /* A connect() that is waited for holds the loop up: so for 3 s where nothing answers, not for 127, if it
- * comes to that in spite of ucx.c. The tries are written as 8 bytes into the 4 that UCX 1.12 and 1.13
- * have for them: what is behind is said again. */
+ * comes to that in spite of the asking (ucx reach). The tries are written as 8 bytes into the 4
+ * that UCX 1.12 and 1.13 have for them: what is behind is said again. */
 static ucs_status_t give_up_connecting(ucp_config_t *config)
 {
     const ucs_status_t status = set_of_tcp(config, "SYN_CNT", "1");
@@ -610,7 +610,7 @@ bool ucx_lanes_are_native(const char *text)
 
 /* Whether anything answers where a peer listens, asked before UCX connects to it.
  *
- * UCX before 1.14 waits inside ucp_ep_create until connect() is over (ucx.c): 3 s where
+ * UCX before 1.14 waits inside ucp_ep_create until connect() is over: 3 s where
  * packets are dropped and nobody says so, and all who share our loop wait with it. Worse, UCX never
  * hears that peer from then on, though the peer may well connect to us; and it keeps the socket of
  * every try that fails, also of one that is refused. So a socket of ours asks first, without

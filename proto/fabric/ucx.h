@@ -1,20 +1,9 @@
 /* The inside of the ucx fabric, shared by ucx*.c. No other file may include a header of UCX.
  *
- *   ucx.c           a node: its context and worker
- *   ucx_link.c      the one connection to each other node, and the owner's handles on it
- *   ucx.c    its socket
- *   ucx.c  how UCX is set up
- *   ucx.c     whether a peer answers, before UCX waits for it
- *   ucx_link.c   messages as active messages
- *   ucx_link.c    small messages that leave together
- *   ucx_memory.c       receives around the caches
- *   ucx_read.c whether peers read each other's memory, and what they tell each other for it
- *   ucx_memory.c    memory of ours that peers may read: registered, packed keys
- *   ucx_read.c     messages that we send by reference to it
- *   ucx_read.c      messages that came by reference, and the reads
- *   ucx_link.c     what travels for all that (ucx.h)
- *   ucx.c     which lanes an endpoint has
- *   ucx_memory.c    whether memory of cards goes from where it lies */
+ *   ucx.c         a node: settings, socket, lanes; whether a peer answers, before UCX waits for it
+ *   ucx_link.c    the one connection to each other node, its handles; active messages, bundles
+ *   ucx_read.c    one-sided reads: whether, messages by reference to memory, the reads
+ *   ucx_memory.c  what of ours peers may read; receives around the caches; memory of cards */
 #ifndef CAIRN_FABRIC_UCX_H
 #define CAIRN_FABRIC_UCX_H
 

@@ -412,7 +412,7 @@ void ucx_links_close(struct ucx_fabric *ucx)
  *
  * A receiver that holds a message holds the bundle: the head counts who does, from then on. */
 
-enum { BUNDLE_ID = 9 }; /* of active messages, beside those of ucx_link.c and ucx_read.c */
+enum { BUNDLE_ID = 9 }; /* of active messages, beside MESSAGE_ID below and those of ucx_read.c */
 
 struct ucx_bundle {
     LIST_ENTRY(ucx_bundle) entry; /* fabric->bundles_open or bundles_out */
@@ -506,11 +506,11 @@ bool ucx_bundle_add(struct ucx_link *link, struct fabric_op *op, const void *pay
     const size_t bytes = ucx_frame_bundled_bytes(&lengths);
     struct ucx_bundle *bundle = open_for(link, bytes);
     if (bundle == NULL) return false;
-    const size_t end_bundle = bundle->bytes + bytes;
+    const size_t end = bundle->bytes + bytes;
     append(bundle, &lengths, sizeof lengths);
     append(bundle, op->header, op->header_bytes);
     append(bundle, payload, op->payload_bytes);
-    append(bundle, zero, end_bundle - bundle->bytes);
+    append(bundle, zero, end - bundle->bytes);
     bundle->ops[bundle->count++] = op;
     op->by = link->ep; // as of what goes by itself
     return true;
@@ -532,8 +532,8 @@ unsigned ucx_bundles_flush(struct ucx_fabric *ucx)
     return count;
 }
 
-/* UCX does not survive the end of an endpoint that has much to send (ucx_link.c): what waits for a node that
- * is lost is not given to it any more. */
+/* UCX does not survive the end of an endpoint that has much to send (above): what waits for a node
+ * that is lost is not given to it any more. */
 void ucx_bundles_part(struct ucx_link *link)
 {
     struct ucx_bundle *bundle = link->bundle;
@@ -589,7 +589,7 @@ static void take(struct ucx_fabric *ucx, void *data, const struct ucx_frame_bund
         count_hold(data, true);
 }
 
-/* As on_ucx_message of ucx_link.c; of a stranger. */
+/* As on_ucx_message below; of a stranger. */
 static ucs_status_t on_ucx_bundle(void *arg, const void *header, size_t header_bytes, void *data,
                                   size_t bytes, const ucp_am_recv_param_t *param)
 {

@@ -414,7 +414,7 @@ void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release *frame
     if (status != CAIRN_OK) fabric_op_done(op, status);
 }
 
-/* The reader may read on, and get what is no longer what was said (ucx_read.c). */
+/* The reader may read on, and get what is no longer what was said. */
 void ucx_forget_references(struct ucx_link *link, const struct cairn_fabric_peer *handle)
 {
     for (uint32_t i = 0; i < link->flights.capacity; i++) {

@@ -327,7 +327,8 @@ cairn_status cairn_plan_make(const struct cairn_plan_request *request,
 
 /* ==== plan place ==== */
 
-/* Free units onto the receivers: the first and the third way of plan.h; plan.c has the second. */
+/* Free units onto the receivers: the first and the third way of plan.h; the section
+ * plan line has the second. */
 
 #define SINGLE_LAP_TRIES 8
 

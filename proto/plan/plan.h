@@ -128,7 +128,8 @@ cairn_status cairn_plan_extend(const struct cairn_layout_tensor *tensors, uint32
 
 /* ==== plan job ==== */
 
-/* The planner (plan.h) for the tensors of a job: what an element of each costs, and the fresh table. Pure. */
+/* The planner (above) for the tensors of a job: what an element of each costs, and the fresh
+ * table. Pure. */
 
 /* For the planner, [tensor_count], the caller's; NULL: no memory. */
 struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec);

@@ -25,12 +25,12 @@
  *   "periodic"?: 16 hex digits,       taken by snapshot_every of the job of this number
  *   "origin"?: {"generation", "from_generation", "from_step"}, where the job last went back (struct
  *             cairn_origin)
- *   "nonfinite"?: {"elems", "tensors": {name: elems, ...}}, results that are not finite (results.h)
+ *   "nonfinite"?: {"elems", "tensors": {name: elems, ...}}, results that are not finite (spec.h)
  *   "steps_missed"?: {name: n, ...},  trained tensors whose own count of updates is n below the step
- *   "reduce_groups"?: [[rank, ...], ...], of the step's round (rank_groups.h)
+ *   "reduce_groups"?: [[rank, ...], ...], of the step's round (spec.h)
  *   "files": [{"path", "bytes", "blocks": 32 hex digits for every 4 MiB of the file: XXH3-128, as
  *             `xxhsum -H2` prints it}, ...],
- *   "blake2b_256": 64 hex digits      of all bytes before this line (manifest.h)
+ *   "blake2b_256": 64 hex digits      of all bytes before this line (below)
  * }
  *
  * The spec is complete, so that the job can be made again from it; groups, tensors and files are
@@ -92,7 +92,7 @@ struct cairn_manifest {
     uint8_t *payload; /* [payload_bytes] */
     /* [spec.tensor_count] by index in the spec as it is encoded; NULL: no tensor has missed any */
     uint64_t *steps_missed;
-    char *signature;                   /* as it was loaded (manifest.h); NULL: there is none */
+    char *signature;                   /* as it was loaded (below); NULL: there is none */
     struct cairn_manifest_file *files; /* [file_count], sorted by path once decoded */
     struct cairn_job_spec_data spec;   /* canonical */
     /* of the round that made the step; none: there were none, or they are not known */
@@ -108,7 +108,7 @@ struct cairn_manifest {
     uint32_t shard_count;
     double loss_scale;
     uint8_t content_root[32];
-    uint8_t prehash[64]; /* of the text that was decoded: what a signature is over (manifest.h) */
+    uint8_t prehash[64]; /* of the text that was decoded: what a signature is over (below) */
     uint32_t version;    /* that was decoded */
     bool unsealed; /* decoded of a version without the hash: nothing tells whether it was changed */
 };
@@ -258,8 +258,8 @@ cairn_status cairn_minisig_check(const struct cairn_minisig *signature,
 
 /* ==== manifest trust ==== */
 
-/* Whose word a manifest is: manifest.json.minisig beside it, a signature (manifest.h) of the cluster that
- * wrote the snapshot, against the keys that are trusted here. Pure. */
+/* Whose word a manifest is: manifest.json.minisig beside it, a signature (above) of the cluster
+ * that wrote the snapshot, against the keys that are trusted here. Pure. */
 
 #define CAIRN_MANIFEST_SIGNATURE_NAME CAIRN_MANIFEST_NAME ".minisig"
 #define CAIRN_MANIFEST_VERSION_SIGNED \

@@ -119,7 +119,7 @@ void cairn_snapshot_sum(const void *bytes, size_t count, uint8_t sum_out[CAIRN_S
 
 /* ==== snapshot io ==== */
 
-/* ---- writing: the files of shards are snapshot_io.h's ---- */
+/* ---- writing: the files of shards are the writer's (above) ---- */
 
 /* Makes <root>/<job>/<id>/{model,optim}, durably, with an id that was not there before. `root` must
  * exist. id_out and *folder_out (malloc'd, the caller's) are set only on success. */
@@ -164,7 +164,7 @@ cairn_status cairn_snapshot_remove(const char *root, const char *job, const char
 
 /* ---- reading ---- */
 
-/* With its signature, if there is one, which is judged by nobody yet (manifest_trust.h).
+/* With its signature, if there is one, which is judged by nobody yet (manifest.h).
  * CAIRN_ERR_NOT_FOUND: the folder is none, or has no manifest, so it is not a snapshot. */
 cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;

@@ -342,7 +342,7 @@ struct cairn_group_spec {
     struct cairn_schedule schedule; /* of lr; the points are owned by the spec */
 };
 
-/* The rules by which the coordinator acts for the job by itself: periodic.h and recovery.h there.
+/* The rules by which the coordinator acts for the job by itself: snapshot.h and restore.h there.
  * Amendable. */
 struct cairn_policy {
     uint64_t snapshot_every; /* steps; 0: no periodic snapshots */
@@ -419,7 +419,7 @@ struct cairn_job_spec_data {
     uint64_t first_step; /* of the version that it begins with */
     /* A worker writes buffers after each applied step that is a multiple of it; 0: nobody does. Likewise */
     uint64_t buffers_every;
-    /* Micro-batches of a step, whoever is there (proto/spec/spec.h); 0: each worker has micro_batches of
+    /* Micro-batches of a step, whoever is there (above); 0: each worker has micro_batches of
      * its own. Likewise */
     uint32_t global_batch;
     uint64_t seed; /* of which the seeds of micro-batches are made. Likewise */
@@ -482,8 +482,8 @@ bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *
 /* Judges everything this page promises of a spec, in any order of tensors: names (UTF-8, no control
  * characters, unique), groups (known, used by a trained tensor), optimizers (one of `optimizers`, a
  * NULL-terminated list), schedules, aliases, ranges, shapes, counts, and what this version supports
- * (proto/spec/spec.h). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) names field,
- * value and what is allowed. CAIRN_ERR_NO_MEMORY. */
+ * (below). CAIRN_ERR_INVALID or CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) names field, value and
+ * what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Refuses values that a rule cannot use, in a judged spec that is new, or amended. Specs that an

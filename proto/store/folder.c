@@ -1,4 +1,4 @@
-/* The storage of folders: folders and names. Its files: folder.c, folder.c. */
+/* The storage of folders: folders and names. */
 #include "proto/store/storage.h"
 
 #include <dirent.h>
@@ -322,7 +322,6 @@ static bool set_direct(int fd, bool direct)
     return flags >= 0 && fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
 }
 
-/* folder.c */
 static cairn_status folder_put_begin(const char *at, const char *path, uint64_t bytes,
                                      struct cairn_storage_put **put_out, struct cairn_sentence *why)
 {
@@ -414,7 +413,6 @@ static int open_name(int folder_fd, const char *name, bool *is_direct)
     return openat(folder_fd, name, flags);
 }
 
-/* folder.c */
 static cairn_status folder_open(const char *at, const char *path, bool is_direct,
                                 struct cairn_storage_file **file_out, struct cairn_sentence *why)
 {

@@ -179,7 +179,7 @@ struct cairn_names {
     size_t count, capacity;
     cairn_status status;
 };
-/* As storage.h's list; release it, whatever it returned. */
+/* As a storage's list (above); release it, whatever it returned. */
 cairn_status cairn_names_list(const char *at, const char *path, struct cairn_names *out,
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_names_release(struct cairn_names *names);

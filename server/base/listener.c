@@ -334,7 +334,7 @@ static cairn_status find_place(const char *text, const struct listener_options *
     return options->insecure_network ? judge_name(place, why) : CAIRN_OK;
 }
 
-/* May it be listened on? As cairn_door_open says it. */
+/* May it be listened on? As door_open says it. */
 static cairn_status door_judge(const char *text, const struct listener_options *options,
                                struct cairn_sentence *why)
 {

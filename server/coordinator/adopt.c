@@ -48,8 +48,8 @@ static void adoption_fail(struct coord_adoption *adoption, cairn_status status, 
     free_adoption(adoption);
 }
 
-/* adopt.c: the two ends of an adoption. They tell what is adopted, or would be; or why nothing
- * was. Both free the adoption. */
+/* The two ends of an adoption. They tell what is adopted, or would be; or why nothing was.
+ * Both free the adoption. */
 static void adoption_answer(struct coord_adoption *adoption)
 {
     Cairn__ClusterAdopted message = CAIRN__CLUSTER_ADOPTED__INIT;
@@ -321,8 +321,7 @@ void coord_adopt_close(struct coord *cluster)
 /* ==== adopt plan ==== */
 
 /* Makes jobs of what the shards hold. A generation of a job is whole if each part of its layout
- * is on a shard that is here, and all agree; the newest generation that is whole is the job. See
- * adopt.c. */
+ * is on a shard that is here, and all agree; the newest generation that is whole is the job. */
 
 /* It has answered this adoption. */
 static bool adoption_knows(const struct coord_seat *seat)
@@ -578,7 +577,7 @@ static void take_heritage(struct coord_adoption *adoption)
     if (!is_one) adoption->former = 0;
 }
 
-/* adopt.c: which jobs there are on the shards that are here, each whole or refused. A shard that does
+/* Finds which jobs there are on the shards that are here, each whole or refused. A shard that does
  * not say what it holds is taken as one that is away, and is named. */
 static cairn_status adoption_plan(struct coord_adoption *adoption)
 {
@@ -610,7 +609,7 @@ static cairn_status adoption_plan(struct coord_adoption *adoption)
 /* ==== adopt write ==== */
 
 /* Writes adopted jobs into the store in one transaction, on the store's thread; then the jobs
- * are loaded as after a start, and the shards keep the new identity. See adopt.c. */
+ * are loaded as after a start, and the shards keep the new identity. */
 
 static void run_write(struct task *task, uint32_t item, uint32_t thread)
 {
@@ -737,7 +736,7 @@ static cairn_status judge_pages(const struct coord_adoption *adoption,
     return status;
 }
 
-/* adopt.c: the pages of all that is whole are here. Ends by an answer. */
+/* The pages of all that is whole are here. Ends by an answer. */
 static void adoption_write(struct coord_adoption *adoption)
 {
     if (coord_keys_are_changing(adoption->cluster)) {

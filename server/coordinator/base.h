@@ -17,11 +17,11 @@
 /* Every header of the coordinator needs these: its structs by name, messages, and sentences. */
 
 struct coord;         /* cluster.h */
-struct coord_session; /* base.h */
-struct coord_seat;    /* base.h */
+struct coord_session; /* below */
+struct coord_seat;    /* below */
 struct coord_job;     /* job.h */
 struct coord_member;  /* job.h */
-struct coord_gather;  /* base.h */
+struct coord_gather;  /* below */
 struct cairn_packed;
 struct cairn_peer;
 struct cairn_frame;
@@ -151,7 +151,7 @@ struct coord_session {
     Cairn__Hello *hello;              /* owned: of a shard that has not said all of it; or NULL */
     struct coord_seat *seat;          /* of a shard, while it holds it */
     uint32_t member_count;            /* jobs that it has open */
-    uint32_t wait_count;              /* answers that it waits for (base.h) */
+    uint32_t wait_count;              /* answers that it waits for (above) */
     uint32_t unanswered;              /* of an admin: requests without an answer so far */
     struct coord_unheard *unheard;    /* owned: whom it does not hear; NULL: nobody */
     bool closing;                     /* was asked to go: its frames are dropped */

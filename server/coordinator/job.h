@@ -388,8 +388,8 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
                             struct cairn_sentence *why);
 cairn_status coord_jobs_load(struct coord *cluster, struct cairn_sentence *why);
 /* Begins to make the job that `packed` is the spec of: a thread plans it, the shards make room,
- * and it is stored. Members that wait for the job then hear of it. `generation` is explained in
- * job.h; `maker` is the session that wants the job. CAIRN_ERR_REFUSED,
+ * and it is stored. Members that wait for the job then hear of it. `generation` is explained at
+ * coord_first_generation; `maker` is the session that wants the job. CAIRN_ERR_REFUSED,
  * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: nothing was begun. */
 CAIRN_MUST_CHECK cairn_status coord_job_create(struct coord *cluster,
                                                const struct cairn_job_spec_data *spec,

@@ -739,8 +739,6 @@ void coord_members_layout_changed(struct coord_job *job)
 
 /* ==== commits ==== */
 
-/* See members.h. */
-
 static void take_out_commit(struct coord_member *member, uint32_t at)
 {
     member->commits.count--;
@@ -785,8 +783,6 @@ static void commits_fail(struct coord_member *member, cairn_status status, const
 }
 
 /* ==== version waits ==== */
-
-/* See members.h. */
 
 static void take_out_wait(struct coord_member *member, uint32_t at)
 {

@@ -1,5 +1,5 @@
 /* Workers and readers on their way into a job: the request, the pages of the spec, the wait for the job to be
- * made or restored; openings.c is next. */
+ * made or restored; the section join is next. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

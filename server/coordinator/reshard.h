@@ -1,12 +1,12 @@
 /* A job is spread over other shards, or otherwise, while it goes on: a re-sharding, in slices.
  *
- *   run      reshard.c        which step is next: shards join, slices follow each other, the end
- *   wish     reshard_plan.c   what is asked for: by operators, by the run itself, or all that is here
- *   plan     reshard_plan.c   over which shards, where to; and what is told of it
- *   pace     reshard.c   how large a slice is while steps are made, and when one may begin
- *   join     reshard_plan.c   shards that have no part yet get one that owns nothing, and by policy more
- *   slice    reshard.c  the machine of one slice (server/core/move.h), and the words to shards
- *   asked    reshard_plan.c  by operators; drain.c: by shards that leave
+ *   reshard.c        run    which step is next: shards join, slices follow each other, the end
+ *                    slice  the machine of one slice (server/core/move.h), and the words to shards
+ *                    pace   how large a slice is while steps are made, and when one may begin
+ *   reshard_plan.c   plan   over which shards, where to; and what is told of it
+ *                    asked  by operators; by shards that leave: drain.c
+ *                    wish   what is asked for: by operators, by the run itself, or all that is here
+ *                    join   shards that have no part yet get one that owns nothing, by policy more
  *
  * A run is in the store by the weights of its shards, so that a coordinator that is started again goes on
  * with it: it plans anew from where the layout is. The layouts themselves: members.h. */

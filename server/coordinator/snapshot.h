@@ -94,12 +94,13 @@ void coord_cost_ended(const struct coord_cut *cut);
 
 /* ==== cuts ==== */
 
-/* Cuts of jobs, for those who ask for one and those who tell of its shards: snapshot.h says what one is. */
+/* Cuts of jobs, for those who ask for one and those who tell of its shards. The section
+ * cut (below) says what one is. */
 
 enum cut_cause {
     CAIRN_CUT_ASKED,
-    CAIRN_CUT_PERIODIC /* snapshot.h */,
-    CAIRN_CUT_PARTING /* snapshot.h */
+    CAIRN_CUT_PERIODIC /* below */,
+    CAIRN_CUT_PARTING /* below */
 };
 
 /* Begins one; `is_snapshot` false: a digest. The session is answered later. A snapshot that is asked for
@@ -362,7 +363,7 @@ void coord_parting_cut_ended(const struct coord_cut *cut);
 
 /* A job's snapshots: the one under way, and when the next is due. */
 struct coord_snapshots {
-    struct coord_cut *cut; /* a snapshot or a digest on its way; NULL: none is (snapshot.h) */
+    struct coord_cut *cut;        /* a snapshot or a digest on its way; NULL: none is (above) */
     struct cairn_version stepped; /* the version at the last event */
     /* the number of the next cut, which shards were asked to prepare; 0: they were not */
     uint64_t ahead;
@@ -383,10 +384,10 @@ void coord_periodic_advance(struct coord_job *job);
  * `latest` names the newest snapshot that is whole and has finite results. It does so from the
  * commit on, when the headers have been read again, until all of the snapshot is read and found
  * damaged; then `latest` goes back to the newest that is verified. A snapshot that was read and
- * found good (snapshot.h) is noted so (proto/snapshot_io/snapshot_io.h). Then snapshots that no rule of the
- * job keeps (snapshot.h) are removed, each on a thread of its own (keep.c), and so are the
- * leftovers of a coordinator that died: snapshots of this job that it had begun and not committed,
- * or begun to remove.
+ * found good (scrub, below) is noted so (proto/snapshot_io/snapshot_io.h). Then snapshots that no
+ * rule of the job keeps (retention, below) are removed, each on a thread of its own (keep.c), and
+ * so are the leftovers of a coordinator that died: snapshots of this job that it had begun and not
+ * committed, or begun to remove.
  *
  * Nothing is removed if the folder is not the one that snapshots were written to, or if a tag
  * cannot be read. Training waits for none of this. */
@@ -526,7 +527,7 @@ void coord_scrub_tick(struct coord *cluster);
  * The answer is Young's rule (J. W. Young, "A first order approximation to the optimum
  * checkpoint interval", Communications of the ACM 17(9), 1974): the loss, as snapshots' cost and
  * as steps that are done again after a fault, is least at an interval of sqrt(2 * MTBF * cost).
- * The rule holds while the cost is small against the MTBF. The cost is measured (snapshot.h),
+ * The rule holds while the cost is small against the MTBF. The cost is measured (above),
  * and so is the time between faults (the cluster's events), unless it is given. */
 
 struct advise_given {

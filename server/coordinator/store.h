@@ -3,7 +3,7 @@
  * These are durable: the identity of the store, the incarnation of the coordinator, the jobs with
  * their spec, layout, shards and generation, and per job an epoch and a reserved block of round
  * numbers; the numbers of the last jobs that were dropped, since a shard that was away then has its
- * part still; the token of the folder that snapshots were written to (store.h); the shards that
+ * part still; the token of the folder that snapshots were written to (below); the shards that
  * an operator sends away; the keys whose signatures are trusted; and the last events. Nothing is
  * written per round: the shards' answers are the rest of the memory (server/core/round.h). A job is
  * written once every shard of it holds its part, so a job in the store is one that did exist.
@@ -140,13 +140,13 @@ struct stored_leaving { /* by an operator's word (reshard.h) */
     const char *shard;
 };
 
-struct stored_key {   /* whose signatures are trusted (store.h) */
+struct stored_key {   /* whose signatures are trusted (above) */
     const char *line; /* of the public key, in base64 */
     bool is_own;      /* this cluster's, now or before */
     uint64_t since_unix_s;
 };
 
-struct stored_event { /* store.h */
+struct stored_event { /* see events, below */
     uint64_t number, unix_ms;
     const char *kind, *job, *who, *text;
 };

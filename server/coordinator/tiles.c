@@ -446,7 +446,7 @@ void coord_tiles_advance(struct coord_job *job)
 
 /* ==== tiles declare ==== */
 
-/* Takes the tiles that workers declare, and says whom a job with tiles waits for. See tiles.c. */
+/* Takes the tiles that workers declare, and says whom a job with tiles waits for. */
 
 #define NAMES_MAX 5 /* in a sentence */
 

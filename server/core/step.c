@@ -717,7 +717,7 @@ static void answer(const struct step_event *event, enum step_action_kind kind, c
     action->tag = event->tag;
 }
 
-/* step.c: CHUNK, MICRO_END, COMMIT */
+/* CHUNK, MICRO_END, COMMIT */
 static void step_on_chunk(struct cairn_step *step, const struct step_event *event,
                           struct step_actions *actions)
 {

@@ -77,13 +77,13 @@ void memory_list(const struct cairn_shard *shard, struct memory_list *out);
 
 /* A list of work that is being made for a home (gpu/home.h), by one thread at a time. It is run when it is
  * full, and by works_run. The works of one list are done in any order: a work that must come after
- * others is added after works_run, or in a run's next stage (base.h).
+ * others is added after works_run, or in a run's next stage (below).
  *
  * The host reads and writes what lies in a home by get, put and edit: where it lies if the host may follow
  * the address, else in scratch, between copies. Whatever fails in between is told by works_run.
  *
- * Where the home takes two lists, one is made while the other is under way (cairn_works_send). Then the works
- * of both are done in any order. */
+ * Where the home takes two lists, one is made while the other is under way (works_send). Then the
+ * works of both are done in any order. */
 
 /* The most bytes that get, put and edit take: more than the largest chunk has. */
 #define CAIRN_WORKS_SCRATCH_BYTES ((size_t)16 << 20)

@@ -240,7 +240,7 @@ bool collector_reads_view(const struct collector *collector,
            view % cairn_dtype_bytes(header->dtype) == 0;
 }
 
-/* The same to the end: a device has memory of the host copied into the slot's (collector.c). */
+/* The same to the end: a device has memory of the host copied into the slot's. */
 static bool reads_in_place(const struct collector *collector,
                            const struct cairn_chunk_header *header, uint32_t chunk,
                            const struct cairn_fabric_message *message)

@@ -28,7 +28,7 @@ enum {
     FILES_LANE,
     SNAPSHOTS_LANE,
     LANES_BESIDE
-}; /* behind those of the threads, as pool.h numbers them */
+}; /* behind those of the threads, as server/base/daemon.h numbers them */
 
 static void works_send(struct works *works);
 static cairn_status works_await(struct works *works, struct cairn_sentence *why);

@@ -535,7 +535,7 @@ static void done(struct cairn_run *run)
     shard_job_idle(job);
 }
 
-/* The chunk, which is not there, is brought, unless it is on its way: cairn_fetch_brought follows. */
+/* The chunk, which is not there, is brought, unless it is on its way: fetch_brought follows. */
 static void cairn_bring(struct reply *reply, const struct cairn_published *copy, uint64_t chunk)
 {
     struct shard_job *job = reply->job;

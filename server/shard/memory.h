@@ -18,7 +18,7 @@
 /* ==== arena ==== */
 
 /* A large array of a shard. Its addresses are reserved as a whole, its pages when they are taken
- * (memory.h) or touched. State and the copies that members map lie in a home's segments
+ * (below) or touched. State and the copies that members map lie in a home's segments
  * (gpu/home.h); in the host's home these are memfds, so that a supervisor can hold them for a
  * restarted daemon. Landing slots and staging are anonymous. An arena in a device's home has no
  * pages of the host. The shard's budget counts an arena at its full size, touched or not. Any
@@ -231,7 +231,7 @@ uint64_t form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint6
 /* In host memory a plane stands by local element, a word of 4 bytes each: a blob's bytes stand dense where
  * its extent begins, and the rest of its words is never touched, as words of extents that do not keep it.
  * On a device what is not touched is taken, too: there the extents that keep a plane stand one behind the
- * other, each at a multiple of CAIRN_PLANE_ALIGN (memory.h). A plane that no extent keeps is empty. */
+ * other, each at a multiple of CAIRN_PLANE_ALIGN (below). A plane that no extent keeps is empty. */
 struct cairn_planes {
     const struct cairn_shard_map *map; /* borrowed */
     const struct cairn_form *forms;    /* borrowed: [map->extent_count] */
@@ -372,9 +372,8 @@ void release_close(struct cairn_shard *shard);
 
 /* ==== taken ==== */
 
-/* Which of the pages that a reserve (memory.h) makes are there already, for those who fill some
- * while others
- * are still being made. */
+/* The pages that a reserve (above) makes: which of them are there already, for those who fill some
+ * while others are still being made. */
 
 struct taken_span {
     uintptr_t at, end;

@@ -7,7 +7,7 @@
 
 /* ==== takes ==== */
 
-/* Shared by take.c and take.c. Private to them. */
+/* Private to take.c. */
 
 struct giver;
 
@@ -64,10 +64,9 @@ struct cairn_take {
 
 /* ==== part ==== */
 
-/* Shared by the files of this room: one change of the layout, and the clock of all changes. Private
- * to them. */
+/* One change of the layout, and the clock of all changes. Private to move.c. */
 
-/* Calls cairn_move_tick until nothing waits any more. */
+/* Starts the clock of changes, which ticks until nothing waits any more. */
 void move_wake(struct cairn_shard *shard);
 
 /* ==== shift ==== */

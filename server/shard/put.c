@@ -555,7 +555,7 @@ void write_resolved(struct shard_job *job, uint64_t round)
 /* Where initial state comes from when nobody puts it: first from the weights that the job names
  * (init_from), which are read on the files thread, each shard its own ranges; then, for tensors
  * that these do not have, from the initializers, by works on the planes, one item for each chunk.
- * State that neither gives has to be put: put.c. */
+ * State that neither gives has to be put (above). */
 
 #define PIECE_ELEMS ((uint64_t)1 << 20)
 

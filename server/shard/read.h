@@ -46,12 +46,12 @@ void shard_lease_end(struct shard_job *job, uint64_t number);
 
 /* The published copies of a job: which memory has which version, which is written next, which may go.
  *
- * Two copies are always there: the newest version, and the one before, which the next update overwrites. A
- * lease (read.h) keeps a version from that: it takes one copy more, out of the shard's budget, at the
- * moment it is taken, and gives one back when nothing keeps its version any more. So with n versions leased
- * there are 2 + n copies, and one of them is neither the newest nor leased: an update takes the oldest of
- * those, allocates nothing and waits for nobody. Loop thread only; compute threads write the copy that was
- * begun.
+ * Two copies are always there: the newest version, and the one before, which the next update
+ * overwrites. A lease (above) keeps a version from that: it takes one copy more, out of the shard's
+ * budget, at the moment it is taken, and gives one back when nothing keeps its version any more. So
+ * with n versions leased there are 2 + n copies, and one of them is neither the newest nor leased:
+ * an update takes the oldest of those, allocates nothing and waits for nobody. Loop thread only;
+ * compute threads write the copy that was begun.
  *
  * When a job goes on in another view (jobs.h) its copies stay in theirs, until they are written next:
  * so a version is read by the view that it was written in. The newest version may be written once more, in
@@ -77,7 +77,7 @@ struct cairn_published {
     /* the same as `wire` where the planes lie, which is written first; of a job that is wholly on a device */
     struct arena device;
     /* `wire` has all of the version, too. It is left out if nobody maps it there; then it has of it what was
-     * asked for (read.h), and frozen tensors always */
+     * asked for (below), and frozen tensors always */
     bool on_host;
     /* owned: [view->table.map.chunk_count] of enum brought, unless on_host; NULL with checksums */
     uint8_t *brought;
@@ -197,9 +197,9 @@ struct reply {
     enum cairn_way way;                 /* by which the data goes */
     const struct cairn_published *lent; /* the copy that is sent out of; NULL: `bytes` are sent */
     bool is_direct;                     /* from the copy's memory on the card */
-    bool is_given; /* it is sent right out of the planes, to a shard that takes it (move/) */
+    bool is_given; /* it is sent right out of the planes, to a shard that takes it (take.c) */
     uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* the encoded box, being received */
-    struct cairn_run bring;                 /* read.h: for all who wait for the chunk */
+    struct cairn_run bring;                 /* for all who wait for the chunk */
     const struct cairn_published *from;     /* in replies.coming: the copy */
     uint64_t chunk;                         /* of it */
     struct reply *next;                     /* in one of the lists of struct replies */
@@ -210,7 +210,7 @@ struct replies {
     size_t bytes;           /* of the largest chunk: what a reply has room for */
     struct reply *free;     /* owned: those that no worker keeps and no fetch uses */
     struct reply *deferred; /* those that wait for the UPDATE at hand, or the end of part.h */
-    struct reply *coming;   /* those that wait for a chunk which is brought: read.h */
+    struct reply *coming;   /* those that wait for a chunk which is brought (below) */
     uint32_t away;          /* kept for workers that left, and still being sent */
     bool is_short;          /* there was no room for one more, and the log has said so */
 };
@@ -237,7 +237,7 @@ void replies_release(struct shard_job *job);
 /* ==== copies ==== */
 
 /* The memory of published copies: made, shown to members, brought to another view, closed; and the sides that
- * they have, in host memory and on a device. Which copy has which version: published.c. Private to read/. */
+ * they have, in host memory and on a device. Which copy has which version: published.c. */
 
 #define CAIRN_COPIES_ALWAYS 2 /* of every job; the others are for leases */
 
@@ -265,7 +265,7 @@ enum brought { CAIRN_BROUGHT_NOT, CAIRN_BROUGHT_COMING, CAIRN_BROUGHT };
 /* Some are on their way. */
 bool bring_works(const struct shard_job *job);
 
-/* The threads have ended: drops what was on its way; no cairn_fetch_brought follows. */
+/* The threads have ended: drops what was on its way; no fetch_brought follows. */
 void bring_drop(struct shard_job *job);
 
 /* ==== fetch ==== */

@@ -450,7 +450,7 @@ bool relay_fetch_waits(const struct cairn_relay_owner *owner)
 /* ==== fetch ==== */
 
 /* Published chunks of other shards for the workers of this host: asked for once, given to all of them out of
- * relay.h.
+ * the relay's cache.
  *
  *   worker ── FETCH ──► want ──► an entry that is HERE ─────────────────────────────► DATA
  *                        ├────► one that is on its way: waits, with others ──────────► DATA, or NAK

@@ -1,8 +1,8 @@
 /* A shard: one daemon's part of every job's state, and the struct to read first.
  *
- *   coordinator ─ connection.c ─ handlers.c ─┐           ┌─ members.c ─► grant, ack, refuse (connection.c)
- *                                            ├─ step.h ──┼─ members.c ─► fold, reduce, update (update.c)
- *   workers ────────────────── handlers.c ───┘  (core)   └─ members.c ─► reduced, published (connection.c)
+ *  coordinator ─ connection.c ─ handlers.c ┐                    ┌► grant, ack, refuse: connection.c
+ *                                          ├ step.h ─ members.c ┼► fold, reduce, update: update.c
+ *  workers ────────────────── handlers.c ──┘ (core)             └► reduced, published: connection.c
  *
  * The headers, from the ground up; none includes one behind it (tests/tree/tidy.py holds that). A lower
  * one tells those behind it by struct cairn_shard_up:
@@ -20,10 +20,10 @@
  *   relay.h       what collect.h and read.h do, for owners elsewhere, on behalf of the workers of this host
  *
  * One loop thread runs the control session, the fabric and the cores, and makes every decision.
- * Pools (pool.h) work for it: those of `host` and `device` do arithmetic on the state, each in its
- * home (base.h), `files` (one thread) reads snapshots, `snapshots` (one) writes them, `memory`
- * makes pages. A pool owns the memory that its task touches until `done` has run on the loop
- * thread. The exception is the state that `snapshots` reads while it is updated: state.h.
+ * Pools (server/base/daemon.h) work for it: those of `host` and `device` do arithmetic on the
+ * state, each in its home (base.h), `files` (one thread) reads snapshots, `snapshots` (one) writes
+ * them, `memory` makes pages. A pool owns the memory that its task touches until `done` has run on
+ * the loop thread. The exception is the state that `snapshots` reads while it is updated: state.h.
  *
  * Memory: a job's part is counted, admitted against what the host and its control groups have, and
  * made; or it is refused (need.h, memory.h). The same holds for landing slots, from when a worker
@@ -150,7 +150,7 @@ struct shard_options {
     /* It is time to end: of shard_drain, or the coordinator said so; it may be closed in here. NULL:
      * it goes on. */
     void (*on_drained)(struct cairn_shard *shard, void *context);
-    /* Its device failed, and it holds nothing else (shard.h); it may be closed in here. NULL: it goes on. */
+    /* Its device failed, and it holds nothing else; it may be closed in here. NULL: it goes on. */
     void (*on_unfit)(struct cairn_shard *shard, void *context);
     void *context;
 };

@@ -338,7 +338,7 @@ const struct cairn_chunk_link *take_link(struct cairn_take *take, uint32_t i, ch
 
 /* ==== giver ==== */
 
-/* Asks a giver for chunks, and takes its answers (proto/link/chunk_link.h, chunk_link.h). */
+/* Asks a giver for chunks, and takes its answers (proto/link/chunk_link.h). */
 
 static struct giver *giver_of(const struct cairn_chunk_link *link)
 {

@@ -1,7 +1,7 @@
 /* The parts of the tensors here that workers hold: proto/wire/chunk.h, at a shard.
  *
  * A tensor is tiled while some member does not hold all of it. Its different boxes are kept once,
- * however many members hold them, each with a mark for each chunk (tiles.c). The coordinator
+ * however many members hold them, each with a mark for each chunk (below). The coordinator
  * has checked that no two boxes overlap without being equal, and that they make up the tensor
  * (cairn_tiles_cover). Boxes that nobody holds any more are kept until the job is idle: slots, puts
  * and folds may refer to them. */
@@ -600,7 +600,7 @@ void tiles_switch(struct shard_job *job, const struct chunk_table *table, uint8_
 
 /* ==== tiles told ==== */
 
-/* MemberTiles: the list of tiles of a member, page by page. See tiles.c. */
+/* MemberTiles: the list of tiles of a member, page by page. */
 
 static cairn_status judge_tiling(const struct shard_job *job, const struct arriving *tiling,
                                  struct cairn_tiles *tiles_out, struct cairn_sentence *why)

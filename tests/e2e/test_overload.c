@@ -241,7 +241,7 @@ static size_t fds_of_all(void)
 }
 
 /* UCX 1.13 keeps the socket of each connection that it could not make: to one that dies after it has answered
- * ucx_reach.c. The log has a line of each. */
+ * the socket that asks first (ucx.c). The log has a line of each. */
 static size_t failed_connects(void)
 {
     size_t count = 0;

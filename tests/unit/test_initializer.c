@@ -1,5 +1,5 @@
 /* Initial values from a seed: the published vectors of the parts, golden values of the whole (computed by
- * another program from initializer.h's text), and the look of the distributions. */
+ * another program from optimizer.h's text), and the look of the distributions. */
 #include <check.h>
 #include <math.h>
 #include <stdlib.h>

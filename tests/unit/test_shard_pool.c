@@ -1,4 +1,4 @@
-/* The shard's threads and its memory: pool.h and arena.h. */
+/* The shard's threads and its memory: daemon.h and memory.h. */
 #include <check.h>
 #include <fcntl.h>
 #include <semaphore.h>

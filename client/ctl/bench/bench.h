@@ -567,7 +567,8 @@ struct snapshot_bench {
 /* How many elements the job has, and bytes a snapshot of it. */
 uint64_t snapshot_elems(const struct snapshot_bench *b);
 uint64_t snapshot_bytes(const struct snapshot_bench *b);
-/* Starts the workers, which make a first step. False, and said: one of them failed; crew_stop is needed. */
+/* Starts the workers, which make a first step. False, and said: one of them failed;
+ * bench_crew_stop is needed. */
 bool snapshot_crew_start(struct snapshot_bench *b);
 /* A step of all workers. Seconds of the slowest; 0, and said. */
 double snapshot_step(struct snapshot_bench *b, uint32_t word);
