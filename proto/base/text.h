@@ -21,7 +21,7 @@
  * `struct cairn_sentence *why` as their last parameter; it may be NULL. It is written only on
  * failure. Whoever decides the error writes it, with the numbers; others pass it on. Text of a
  * stranger may stand in it, cut anywhere, so a sentence is never trusted to be printable: the log
- * escapes it, and who shows it to people makes text of it (text.h). Pure; no ownership; any thread. */
+ * escapes it, and who shows it to people makes text of it (below). Pure; no ownership; any thread. */
 
 #define CAIRN_SENTENCE_BYTES 2048 /* holds a list of twenty tensors */
 

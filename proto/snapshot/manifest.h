@@ -142,7 +142,7 @@ cairn_status cairn_manifest_decode(const char *text, size_t text_bytes, struct c
 
 /* ==== manifest spec ==== */
 
-/* The spec of a job as JSON, as it stands in a manifest (manifest.h). Pure. */
+/* The spec of a job as JSON, as it stands in a manifest (above). Pure. */
 
 /* Adds the scalars of a part to the object: of LATER and POLICY those that have not their default. Takes the
  * object; NULL: no memory, or it was NULL. */

@@ -369,7 +369,7 @@ cairn_status cairn_snapshot_sweep(const struct cairn_sweep *sweep,
  * then the manifest, so that a crash leaves nothing that is a snapshot. Each block is judged by the
  * manifest's checksums before it is written.
  *
- * All functions block; call them from any thread. Statuses as in snapshot_io.h. */
+ * All functions block; call them from any thread. Statuses as above. */
 
 struct cairn_snapshot_copy {
     /* Before each block, and at the end; `done` of all files' bytes were read and judged. False: give it up.

@@ -101,7 +101,7 @@ void log_limited(struct log_limit *limit, enum log_level level, const char *form
 
 /* ==== log line ==== */
 
-/* Lines of the log (log.h), pure: no clock, no descriptor. */
+/* Lines of the log, pure: no clock, no descriptor. */
 
 #define CAIRN_LOG_FIELDS_MAX 32 /* of a line */
 

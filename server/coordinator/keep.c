@@ -715,8 +715,8 @@ void coord_snapshot_remove(struct coord_session *session, uint32_t request,
     if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
 }
 
-/* On the loop. Removes a snapshot that is not wanted any more; one that cannot be removed now
- * (it is being restored) stays. */
+/* Removes, on the loop, a snapshot that is not wanted any more; one that cannot be removed now (it
+ * is being restored) stays. */
 static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
                             enum removal_cause cause)
 {

@@ -46,7 +46,7 @@ struct coord_job_members {
     struct cairn_version version_told; /* readers were told that it is there */
     /* the longest of those who were put out for a restore, and come back */
     struct coord_pause pause;
-    struct coord_relapse *relapses; /* owned: members.h; [relapse_count] */
+    struct coord_relapse *relapses; /* owned: [relapse_count] */
     uint32_t relapse_count;
     uint64_t attaches; /* so far, of readers as well */
 };
