@@ -209,7 +209,7 @@ struct reply {
 struct replies {
     size_t bytes;           /* of the largest chunk: what a reply has room for */
     struct reply *free;     /* owned: those that no worker keeps and no fetch uses */
-    struct reply *deferred; /* those that wait for the UPDATE at hand, or the end of part.h */
+    struct reply *deferred; /* those that wait for the UPDATE at hand, or the end of the part */
     struct reply *coming;   /* those that wait for a chunk which is brought (below) */
     uint32_t away;          /* kept for workers that left, and still being sent */
     bool is_short;          /* there was no room for one more, and the log has said so */
