@@ -71,21 +71,32 @@ static void compute(const struct cairn_round *round, uint32_t micro, float *out)
     if (round->index == OVERFLOW_INDEX && micro == 3) out[17] = INFINITY;
 }
 
-/* Its micro-batches; of a round that it gives up the first alone. Returns their tokens. */
-static uint64_t push_own(struct worker *w, const struct trainer *t, const struct cairn_round *round)
+/* False: the round became void meanwhile, since a worker left in the middle of it. */
+static bool is_pushed(const struct trainer *t, const struct cairn_round *round, uint32_t micro,
+                      const struct cairn_mem *mem)
 {
-    uint64_t weight = 0;
+    cairn_status status = cairn_push(t->job, round, micro, "w", NULL, mem, NULL);
+    if (status == CAIRN_OK) status = cairn_micro_end(t->job, round, micro);
+    if (status != CAIRN_ERR_EPOCH_CHANGED) good(status);
+    return status == CAIRN_OK;
+}
+
+/* Pushes the worker's micro-batches; of a round that it gives up the first alone. *weight_out: their tokens.
+ * False: the round is void. */
+static bool push_own(struct worker *w, const struct trainer *t, const struct cairn_round *round,
+                     uint64_t *weight_out)
+{
+    *weight_out = 0;
     for (uint32_t k = round->rank; k < round->global_batch; k += round->world) {
         const struct cairn_mem mem = { .struct_size = sizeof mem,
                                        .ptr = w->gradients[k],
                                        .dtype = CAIRN_F32 };
         compute(round, k, w->gradients[k]);
-        good(cairn_push(t->job, round, k, "w", NULL, &mem, NULL));
-        good(cairn_micro_end(t->job, round, k));
-        weight += tokens(k);
+        if (!is_pushed(t, round, k, &mem)) return false;
+        *weight_out += tokens(k);
         if (round->step == w->abandons) break;
     }
-    return weight;
+    return true;
 }
 
 /* The step after it, or the same: it was void. */
@@ -96,8 +107,10 @@ static uint64_t train_round(struct worker *w, const struct trainer *t,
     char state[16];
     const int bytes = snprintf(state, sizeof state, "batch %u", (unsigned)round->index + 1);
     const bool gives = round->rank == 0;
-    const uint64_t weight = push_own(w, t, round);
+    uint64_t weight;
+    const bool is_whole = push_own(w, t, round, &weight);
     if (round->step == w->abandons) return w->until; // in the middle of its round
+    if (!is_whole) return round->step;
     if (round->world > w->most) w->most = round->world;
     if (round->micro_batches == 0) sem_post(&w->here);
     const cairn_status status = cairn_commit(t->job, round, weight, gives ? state : NULL,
