@@ -490,7 +490,7 @@ static cairn_status copy(void *context, void *to_host, const void *from_device, 
     struct cairn_sentence why;
     if (cairn_card_imports_state(imports, from_device) != CARD_IMPORT_THERE) return CAIRN_ERR_IO;
     return cairn_card_copy((struct card *)(uintptr_t)imports->card, to_host, from_device, bytes,
-                           true, &why);
+                           CARD_TO_HOST, &why);
 }
 
 cairn_status cairn_card_imports_open(struct card *card, struct card_imports **imports_out)

@@ -702,11 +702,11 @@ void ucx_meet(struct ucx_link *link)
     const bool is_forced = ucx->common.options.one_sided == CAIRN_ONE_SIDED_ON;
     LIST_INIT(&link->referred);
     link->endpoint = ++ucx->endpoints;
-    link->is_native = ucx->common.takes_device &&
-                      (ucx->common.options.device_memory == CAIRN_DEVICE_MEMORY_DEVICE ||
-                       has_native_lanes(link->ep));
+    const bool asks = ucx->common.takes_device || (ucx->common.is_one_sided && !is_forced);
+    const bool is_native = asks && has_native_lanes(link->ep);
+    link->is_native = is_native || ucx->common.options.device_memory == CAIRN_DEVICE_MEMORY_DEVICE;
     if (!ucx->common.is_one_sided) return;
-    link->may_read = is_forced || has_native_lanes(link->ep);
+    link->may_read = is_forced || is_native;
     say_hello(link, true);
 }
 
